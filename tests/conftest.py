@@ -1,0 +1,57 @@
+"""Options and marks shared by all tests."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import settings
+
+from trainkernel.errors import DeviceError
+
+settings.register_profile("default", deadline=None, derandomize=True)
+settings.load_profile("default")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--require-gpu", action="store_true", help="fail instead of skip where a test needs a GPU")
+    parser.addoption("--update-golden", action="store_true", help="rewrite the golden files from what is generated now")
+
+
+def gpu_problem() -> str | None:
+    """Why this machine cannot run a kernel, or None if it can."""
+    from trainkernel.runtime import driver
+
+    try:
+        driver.require_driver()
+    except DeviceError as error:
+        return str(error)
+    return None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Compiled cubins of a test run stay out of the user's cache unless told otherwise.
+    os.environ.setdefault("TRAINKERNEL_CACHE_DIR", str(config.rootpath / ".pytest_cache" / "trainkernel"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu") is not None]
+    if not marked or config.getoption("--require-gpu"):
+        return
+    problem = gpu_problem()
+    if problem is not None:
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=f"no GPU: {problem}"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is not None and item.config.getoption("--require-gpu"):
+        problem = gpu_problem()
+        if problem is not None:
+            pytest.fail(f"--require-gpu was given and there is no GPU: {problem}", pytrace=False)
+
+
+@pytest.fixture
+def update_golden(pytestconfig: pytest.Config) -> bool:
+    """Whether golden files are to be rewritten."""
+    return bool(pytestconfig.getoption("--update-golden"))

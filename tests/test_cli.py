@@ -1,0 +1,154 @@
+"""The command line, and the README's Python blocks."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainkernel import Program, ProgramBuilder, cli
+from trainkernel.mlp import mlp_step
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def program_file(tmp_path: Path) -> Path:
+    path = tmp_path / "program.json"
+    path.write_text(mlp_step((6, 5, 3), 4, loss="cross_entropy", optimizer="adam").program.to_json())
+    return path
+
+
+@pytest.fixture
+def loop_file(tmp_path: Path) -> Path:
+    inner = ProgramBuilder()
+    w, x = inner.input("w", (4,)), inner.input("x", (4,))
+    body = inner.build([inner.op("sub", w, inner.op("mul", x, 0.1))])
+    b = ProgramBuilder()
+    start, rows = b.input("start", (4,)), b.input("rows", (7, 4))
+    path = tmp_path / "loop.json"
+    path.write_text(b.build(b.loop(body, [start, rows], num_carry=1, num_xs=1, length=7)).to_json())
+    return path
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line of the error."""
+    assert cli.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("trainkernel: ")
+    assert captured.err.count("\n") == 1
+    assert "Traceback" not in captured.err
+    return captured.err
+
+
+def test_compile_writes_every_stage(program_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "a" / "b"
+    arguments = ["compile", str(program_file), "--arch", "sm_80", "-o", str(out), "--inplace", "1:4"]
+    assert cli.main([*arguments, "--threads-per-block", "128", "--fuse-epilogues", "off"]) == 0
+    names = {path.name for path in out.iterdir()}
+    assert names == {"program.json", "schedule.txt", "plan.txt", "trainkernel_step.cu", "trainkernel_step.cubin"}
+    assert (out / "trainkernel_step.cubin").read_bytes()[:4] == b"\x7fELF"
+    assert Program.from_json((out / "program.json").read_text()) == Program.from_json(program_file.read_text())
+    said = capsys.readouterr().out
+    assert "128 threads per block" in said
+    assert "registers per thread" in said
+    first = (out / "trainkernel_step.cu").read_bytes()
+    assert cli.main([*arguments, "--threads-per-block", "128", "--fuse-epilogues", "off"]) == 0
+    assert (out / "trainkernel_step.cu").read_bytes() == first
+
+
+def test_inspect_prints_program_stages_and_plan(program_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["inspect", str(program_file)]) == 0
+    said = capsys.readouterr().out
+    for text in (
+        "== program",
+        "grad_w0",
+        "== schedule for sm_90a",
+        "== estimated time",
+        "us",
+        "== memory plan",
+        "== counts",
+    ):
+        assert text in said
+
+
+def test_inspect_goes_into_loops(loop_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["inspect", str(loop_file), "--target", "portable"]) == 0
+    assert "7 times" in capsys.readouterr().out
+
+
+def test_a_program_can_come_from_standard_input(
+    program_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(program_file.read_bytes())))
+    assert cli.main(["inspect", "-"]) == 0
+    assert "grad_w0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["inspect", "{folder}/missing.json"], "missing.json: No such file"),
+        (["inspect", "{folder}"], "Is a directory"),
+        (["inspect", "{folder}/bad.json"], "bad.json: not the JSON text of a Program"),
+        (["inspect", "{folder}/binary.json"], "binary.json: "),
+        (["inspect", "{folder}/broken.json"], "unknown op"),
+        (["inspect", "{program}", "--target", "sm_70"], "sm_70"),
+        (["inspect", "{program}", "--target", "hopper"], "hopper"),
+        (["inspect", "{program}", "--inplace", "1"], "--inplace needs OUTPUT_INDEX:INPUT_INDEX"),
+        (["inspect", "{program}", "--inplace", "1:0"], "inplace_outputs {1: 0}"),
+        (["inspect", "{program}", "--threads-per-block", "100"], "threads_per_block must be one of"),
+        (["compile", "{program}", "-o", "{program}"], "File exists"),
+        (["compile", "{program}", "-o", "{folder}/out", "--arch", "compute_90"], "compute_90"),
+        (["demo", "--steps", "0"], "--steps"),
+        (["demo", "--device", "tpu"], "tpu"),
+    ],
+)
+def test_mistakes_are_one_line(
+    arguments: list[str], message: str, program_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.json").write_text("{")
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "broken.json").write_text(program_file.read_text().replace('"op": "exp"', '"op": "frobnicate"'))
+    filled = [text.format(folder=tmp_path, program=program_file) for text in arguments]
+    assert message in fails(capsys, *filled)
+
+
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["compile"], ["inspect", "x", "--threads-per-block", "many"]])
+def test_usage_errors_have_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+def test_as_a_module_without_traceback(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "trainkernel", "inspect", str(tmp_path / "nothing.json")], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "nothing.json" in done.stderr
+
+
+def python_blocks(name: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / name).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_the_readme_s_python_runs() -> None:
+    blocks = python_blocks("README.md")
+    assert len(blocks) >= 2
+    # One after the other in one process, as a reader would paste them.
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", "\n".join(blocks)], capture_output=True, text=True, env={**os.environ}
+    )
+    assert done.returncode == 0, done.stderr
+    assert "grid barriers," in done.stdout
+    loss = re.search(r"loss (\S+), w \[", done.stdout)
+    assert loss
+    assert float(loss[1]) < 1e-2

@@ -1,0 +1,178 @@
+"""The demo: its data, its text, and its promise."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainkernel import OptionError, Program, demo, validate
+from trainkernel.data import load_digits
+from trainkernel.errors import CompileError
+from trainkernel.mlp import mlp_step
+
+ACCURACY = re.compile(r"test accuracy: (\d+\.\d) %")
+KERNEL_LINES = ("stages", "grid barriers", "workspace", "registers", "us per step on", "greatest difference")
+
+
+def run(**options: Any) -> tuple[float, list[str]]:
+    out = io.StringIO()
+    accuracy = demo.run_demo(out=out, **options)
+    return accuracy, out.getvalue().splitlines()
+
+
+def difference(lines: list[str]) -> float:
+    (line,) = [line for line in lines if line.startswith("check:")]
+    found = re.search(r"is (\S+) in the loss and (\S+) in a parameter", line)
+    assert found, line
+    return max(float(found[1]), float(found[2]))
+
+
+def test_the_digits_are_the_ones_we_name() -> None:
+    images, labels = load_digits()
+    assert (images.shape, images.dtype) == ((1797, 64), np.float32)
+    assert images.min() == 0
+    assert images.max() == 1
+    assert np.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert int((images * 16).sum()) == 561718
+
+
+def test_the_digits_match_scikit_learn() -> None:
+    datasets = pytest.importorskip("sklearn.datasets")
+    reference = datasets.load_digits()
+    images, labels = load_digits()
+    assert np.array_equal(images * 16, reference.data)
+    assert np.array_equal(labels, reference.target)
+
+
+def test_the_split_is_fixed_and_has_no_overlap() -> None:
+    digits, again = demo.Digits.load(), demo.Digits.load()
+    assert len(digits.train_images) == demo.NUM_TRAIN
+    assert len(digits.train_images) + len(digits.test_images) == 1797
+    assert np.array_equal(digits.test_images, again.test_images)
+    (x, target), (x_again, _) = next(digits.batches()), next(again.batches())
+    assert np.array_equal(x, x_again)
+    assert x.shape == (demo.BATCH, 64)
+    assert np.array_equal(target.sum(axis=1), np.ones(demo.BATCH))
+
+
+def test_an_epoch_shows_each_image_at_most_once() -> None:
+    digits = demo.Digits.load()
+    per_epoch = demo.NUM_TRAIN // demo.BATCH
+    rows = np.concatenate([x for _, (x, _) in zip(range(per_epoch), digits.batches(), strict=False)])
+    assert len(np.unique(rows, axis=0)) == len(rows) == per_epoch * demo.BATCH
+
+
+def test_the_demo_keeps_its_promise() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "trainkernel", "demo", "--device", "reference"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = done.stdout.splitlines()
+    found = ACCURACY.fullmatch(lines[-1])
+    assert found, lines[-1]
+    assert float(found[1]) >= 95.0
+    for text in KERNEL_LINES:
+        assert text in done.stdout, text
+    assert difference(lines) < 1e-5
+    assert "no GPU is used" in done.stdout
+    assert done.stderr == ""
+
+
+def test_bfloat16_and_saved_files(tmp_path: Path) -> None:
+    accuracy, lines = run(device="reference", steps=60, dtype="bfloat16", save=str(tmp_path / "out"))
+    assert accuracy > 0.9
+    assert difference(lines) < 0.02
+    files = {path.name: path for path in (tmp_path / "out").iterdir()}
+    assert set(files) == {
+        "program.json",
+        "schedule.txt",
+        "plan.txt",
+        "trainkernel_step.cu",
+        "trainkernel_step.cubin",
+    }
+    program = Program.from_json(files["program.json"].read_text())
+    validate(program)
+    expected = mlp_step(demo.LAYERS, demo.BATCH, loss="cross_entropy", optimizer="adamw", dtype="bfloat16").program
+    assert program == expected
+    assert files["trainkernel_step.cubin"].read_bytes()[:4] == b"\x7fELF"
+    assert "__global__" in files["trainkernel_step.cu"].read_text()
+
+
+def test_the_emulator_can_train() -> None:
+    _, lines = run(device="emulator", steps=2)
+    assert any("the emulator runs the generated source" in line for line in lines)
+    assert ACCURACY.fullmatch(lines[-1])
+
+
+def test_without_a_compiler_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "_emulator_problem", lambda: "no C++ compiler here")
+    _, lines = run(device="reference", steps=2)
+    assert "check:  the generated source was not run: no C++ compiler here" in lines
+    with pytest.raises(CompileError, match="no C"):
+        run(device="emulator", steps=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "--steps must be"),
+        ({"device": "tpu"}, "'tpu'"),
+        ({"dtype": "float64"}, "dtype must be one of"),
+        ({"arch": "sm_70"}, "sm_70"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run(**{"device": "reference", **options})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_demo_on_a_gpu(dtype: str) -> None:
+    accuracy, lines = run(dtype=dtype)
+    assert accuracy >= 0.95
+    assert difference(lines) < (1e-4 if dtype == "float32" else 0.05)
+    assert any("us per step of" in line for line in lines)
+    assert any(line.startswith("device: cuda:0") for line in lines)
+
+
+def test_steps_must_be_an_int() -> None:
+    with pytest.raises(OptionError):
+        run(device="reference", steps=2.5)
+
+
+def test_plot() -> None:
+    lines = demo.plot([4.0, 3.0, 2.0, 1.0], columns=4, rows=4)
+    assert [line.split("|")[-1] for line in lines[:4]] == ["*", " *", "  *", "   *"]
+    assert lines[0].strip().startswith("4.00 |")
+    assert lines[-1].endswith("4 steps")
+    assert len(demo.plot([1.0] * 1000)) == demo.PLOT_ROWS + 1
+    assert demo.plot([float("nan")]) == ["loss: no finite value"]
+    assert "*" in "".join(demo.plot([0.0, 0.0]))
+    assert "*" in "".join(demo.plot([float("inf"), 1.0]))
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_redrawn_on_a_terminal_and_plain_elsewhere() -> None:
+    terminal, plain = Terminal(), io.StringIO()
+    for out in (terminal, plain):
+        say = demo._Printer(out)
+        for step in range(1, 101):
+            say.progress(step, 100, "loss 1.0")
+    assert terminal.getvalue().startswith("\r[")
+    assert terminal.getvalue().endswith("\n")
+    assert terminal.getvalue().count("\n") == 1
+    assert plain.getvalue().splitlines() == [f"step {step}/100  loss 1.0" for step in (20, 40, 60, 80, 100)]

@@ -1,0 +1,772 @@
+"""The emulator, on kernels written by hand: what each builtin does, and what the detector finds."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from emulator_support import ArenaRegion, Task, make_kernel, needs_compiler, run_kernel
+
+from trainkernel import emulator
+from trainkernel.emulator import compiler
+from trainkernel.errors import CompileError, EmulatorError, LaunchError, OptionError, RaceError
+
+pytestmark = needs_compiler
+
+F32 = np.float32
+ORDERS = ("forward", "reverse", 0, 7)
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).normal(size=shape).astype(F32)
+
+
+# ---- A two-stage program: partial sums, a grid barrier, scale ----
+
+CHUNKS = 16
+TWO_STAGES = """
+__device__ void task_partial(const TkParams& p) {
+    TK_TASK(0, 0);
+    TK_DYNAMIC_SHARED(shared);
+    float* sums = (float*)shared;
+    float* partial = (float*)(p.workspace + 256);
+    for (int chunk = blockIdx.x; chunk < 16; chunk += gridDim.x) {
+        float sum = 0.0f;
+        for (int i = threadIdx.x; i < p.n / 16; i += blockDim.x) sum = __fadd_rn(sum, p.x[chunk * (p.n / 16) + i]);
+        for (int step = 16; step; step >>= 1) sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, step));
+        __syncthreads(); /* before */
+        if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+        __syncthreads(); /* after */
+        if (threadIdx.x == 0) {
+            float total = 0.0f;
+            for (int w = 0; w < blockDim.x / 32; w++) total = __fadd_rn(total, sums[w]);
+            partial[chunk] = total;
+        }
+    }
+}
+__device__ void task_scale(const TkParams& p) {
+    TK_TASK(1, 1);
+    const float* partial = (const float*)(p.workspace + 256);
+    float total = 0.0f;
+    for (int i = 0; i < 16; i++) total = __fadd_rn(total, partial[i]);
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < p.n; i += gridDim.x * blockDim.x)
+        p.y[i] = __fmaf_rn(p.x[i], p.scale, total);
+}
+"""
+TWO_STAGES_BODY = """
+    task_partial(p);
+    if (!tk_grid_barrier(barrier, 0)) return;
+    task_scale(p);
+"""
+
+
+def two_stages(n: int = 2048, **replacements: Any) -> tuple[emulator.emulate.__class__, list[Any]]:
+    x = normal(n)
+    options: dict[str, Any] = {"threads": 128, "shared_bytes": 64, "arena_bytes": 256}
+    options.update(replacements)
+    kernel = make_kernel(
+        options.pop("body", TWO_STAGES_BODY),
+        [("x", x), ("scale", 2.0), ("n", n)],
+        [("y", (n,), F32)],
+        functions=options.pop("functions", TWO_STAGES),
+        tasks=(Task(0, "partial", ("sum_x",)), Task(1, "scale", ("mul", "add"))),
+        regions=(ArenaRegion("partials", 256, 4 * CHUNKS, 0, 1),),
+        **options,
+    )
+    return kernel, [x, 2.0, n]
+
+
+@pytest.mark.parametrize("check_races", [False, True])
+def test_two_stages_give_the_same_bits_on_any_grid_in_any_order(check_races: bool) -> None:
+    kernel, inputs = two_stages()
+    first = emulator.emulate(kernel, inputs, check_races=check_races)
+    np.testing.assert_allclose(first.outputs[0], inputs[0] * 2 + inputs[0].sum(), rtol=1e-4, atol=1e-3)
+    for num_blocks in (1, 2, 3, 5):
+        for order in ORDERS:
+            again = emulator.emulate(kernel, inputs, check_races=check_races, num_blocks=num_blocks, order=order)
+            np.testing.assert_array_equal(again.outputs[0], first.outputs[0])
+            assert again.counters.grid_barriers == 1
+
+
+def test_counters() -> None:
+    kernel, inputs = two_stages()
+    counters = emulator.emulate(kernel, inputs, num_blocks=3, check_races=True).counters
+    # Two per chunk, and two in each block's grid barrier.
+    assert counters.block_barriers == 2 * CHUNKS + 2 * 3
+    assert counters.task_blocks == (3, 3)
+    assert counters.arena_touched_bytes == 4 * CHUNKS
+    # A block without a piece of the task does not count.
+    few, inputs = two_stages(n=16 * 16)
+    assert emulator.emulate(few, inputs, num_blocks=20, check_races=True).counters.task_blocks == (16, 20)
+    assert emulator.emulate(few, inputs, num_blocks=2).counters.task_blocks is None
+
+
+def test_default_grid_is_small_and_bounded() -> None:
+    kernel, inputs = two_stages()
+    for bounds, blocks in (({}, 4), ({"max_work_blocks": 3}, 3), ({"max_blocks": 2}, 2)):
+        result = emulator.emulate(dataclasses.replace(kernel, **bounds), inputs, check_races=True)
+        assert result.counters.block_barriers == 2 * CHUNKS + 2 * blocks
+
+
+# ---- Races ----
+
+
+def check_race(kernel: Any, inputs: list[Any], *texts: str, **options: Any) -> None:
+    for order in ORDERS:
+        with pytest.raises(RaceError) as caught:
+            emulator.emulate(kernel, inputs, check_races=True, order=order, **options)
+        for text in texts:
+            assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("which", ["before", "after"])
+def test_a_missing_syncthreads_is_a_race_in_shared_memory(which: str) -> None:
+    functions = TWO_STAGES.replace(f"__syncthreads(); /* {which} */", "")
+    kernel, inputs = two_stages(functions=functions)
+    check_race(kernel, inputs, "shared memory", "task 0 'partial' (stage 0; sum_x)", num_blocks=2)
+
+
+def test_a_missing_grid_barrier_is_a_race_in_the_arena() -> None:
+    kernel, inputs = two_stages(body=TWO_STAGES_BODY.replace("if (!tk_grid_barrier(barrier, 0)) return;", ""))
+    check_race(kernel, inputs, "'partials' +", "task 0 'partial'", "task 1 'scale' (stage 1; mul, add)")
+    # One block needs a barrier too; a block barrier does.
+    check_race(kernel, inputs, "'partials' +", num_blocks=1)
+    block_only, inputs = two_stages(
+        body=TWO_STAGES_BODY.replace("if (!tk_grid_barrier(barrier, 0)) return;", "__syncthreads();")
+    )
+    emulator.emulate(block_only, inputs, check_races=True, num_blocks=1)
+    check_race(block_only, inputs, "'partials' +", num_blocks=2)
+
+
+@pytest.mark.parametrize("which", ["leading", "trailing"])
+def test_a_grid_barrier_without_its_syncthreads_is_found(which: str) -> None:
+    kernel, inputs = two_stages()
+    broken = dataclasses.replace(kernel, source=kernel.source.replace(f"__syncthreads(); /* {which} */", ""))
+    # Thread 127 writes what other blocks read, so that only the block barrier publishes it.
+    broken = dataclasses.replace(
+        broken,
+        source=broken.source.replace(
+            "threadIdx.x == 0) {\n            float total", "threadIdx.x == 127) {\n            float total"
+        ),
+    )
+    for order in ORDERS:
+        with pytest.raises(EmulatorError, match=r"race|passed too early"):
+            emulator.emulate(broken, inputs, check_races=True, num_blocks=2, order=order)
+
+
+def test_a_barrier_that_does_not_wait_is_dishonest() -> None:
+    kernel, inputs = two_stages()
+    broken = dataclasses.replace(
+        kernel, source=kernel.source.replace("barrier.target += gridDim.x", "barrier.target += 1")
+    )
+    with pytest.raises(EmulatorError, match=r"grid barrier passed too early by block \d+ thread \d+.*stage 0"):
+        emulator.emulate(broken, inputs, num_blocks=3)
+
+
+def test_a_write_after_a_read_in_an_earlier_stage_is_a_race() -> None:
+    body = """
+    TK_TASK(0, 0);
+    float seen = state[(block * 64 + thread + 64) % 128];
+    /* barrier */
+    TK_TASK(1, 1);
+    state[block * 64 + thread] = seen + 1.0f;
+    """
+    for barrier, races in (("", True), ("if (!tk_grid_barrier(barrier, 0)) return;", False)):
+        state = normal(128)
+        old = state.copy()
+        kernel = make_kernel(
+            body.replace("/* barrier */", barrier),
+            [("state", state)],
+            [("new_state", (128,), F32)],
+            inplace_outputs={0: 0},
+            tasks=(Task(0, "read"), Task(1, "write")),
+        )
+        if races:
+            check_race(kernel, [state], "'state' element", "read by task 0", "write by task 1", num_blocks=2)
+        else:
+            (result,) = emulator.emulate(kernel, [state], check_races=True, num_blocks=2).outputs
+            assert result is state
+            np.testing.assert_array_equal(state, np.roll(old, -64) + 1)
+
+
+WARP_EXCHANGE = """
+    TK_TASK(0, 0);
+    TK_DYNAMIC_SHARED(shared);
+    float* mine = (float*)shared + thread / 32 * 32;
+    mine[thread % 32] = x[thread];
+    __syncwarp();
+    float other = mine[31 - thread % 32];
+    __syncwarp();
+    mine[thread % 32] = other;
+    y[thread] = mine[thread % 32];
+"""
+
+
+def test_syncwarp_orders_a_warp_and_shuffles_do_not() -> None:
+    x = normal(64)
+    arguments: Any = ([("x", x)], [("y", (64,), F32)])
+    result = run_kernel(WARP_EXCHANGE, *arguments, shared_bytes=256, check_races=True, num_blocks=1)
+    np.testing.assert_array_equal(result.outputs[0], x.reshape(2, 32)[:, ::-1].ravel())
+    for broken in (
+        WARP_EXCHANGE.replace("__syncwarp();", "", 1),
+        WARP_EXCHANGE[::-1].replace(";)(prawcnys__", "", 1)[::-1],
+        WARP_EXCHANGE.replace("__syncwarp();", "__shfl_xor_sync(0xffffffffu, 1.0f, 1);", 1),
+    ):
+        kernel = make_kernel(broken, *arguments, shared_bytes=256)
+        check_race(kernel, [x], "shared memory", "task 0 'work' (stage 0; op)", num_blocks=1)
+
+
+def test_a_partial_syncwarp_orders_only_its_lanes() -> None:
+    body = """
+    TK_TASK(0, 0);
+    TK_DYNAMIC_SHARED(shared);
+    float* s = (float*)shared;
+    s[thread] = x[thread];
+    __syncwarp(thread < 16 ? 0x0000ffffu : 0xffff0000u);
+    y[thread] = s[thread ^ XOR];
+    """
+    x = normal(32)
+    arguments: Any = ([("x", x)], [("y", (32,), F32)])
+    options: Any = {"threads": 32, "shared_bytes": 128}
+    result = run_kernel(body.replace("XOR", "8"), *arguments, **options, check_races=True, num_blocks=1)
+    np.testing.assert_array_equal(result.outputs[0], x[np.arange(32) ^ 8])
+    check_race(make_kernel(body.replace("XOR", "16"), *arguments, **options), [x], "shared memory", num_blocks=1)
+
+
+def test_two_readers_are_both_remembered() -> None:
+    # Thread 5 reads, then thread 40 of another warp; the writer is ordered after neither.
+    body = """
+    TK_TASK(0, 0);
+    float seen = thread == 5 || thread == 40 ? state[0] : 0.0f;
+    if (thread == WRITER) state[0] = seen + 1.0f;
+    """
+    for writer in (5, 40):
+        state = np.zeros(1, F32)
+        kernel = make_kernel(
+            body.replace("WRITER", str(writer)), [("state", state)], [("out", (1,), F32)], inplace_outputs={0: 0}
+        )
+        check_race(kernel, [state], "'state' element 0", num_blocks=1)
+
+
+def test_bytes_side_by_side_do_not_race() -> None:
+    body = "    TK_TASK(0, 0);\n    y[block * 64 + thread] = x[block * 64 + thread];"
+    x = np.arange(256) % 3 == 0
+    result = run_kernel(body, [("x", x)], [("y", (256,), np.bool_)], check_races=True, num_blocks=4)
+    np.testing.assert_array_equal(result.outputs[0], x)
+
+
+# ---- Stray accesses ----
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("y[thread] = x[thread + 1];", "out of bounds: 4-byte read by task 0 'work'.*0 bytes past the end of 'x'"),
+        ("y[thread] = x[thread]; if (thread == 9) y[64] = 1.0f;", "4-byte write by .*past the end of 'output 0 y'"),
+        ("y[thread] = x[thread]; ((unsigned char*)y)[-1] = 1;", "1-byte write by .*1 bytes before 'output 0 y'"),
+        ("y[thread] = *(float*)((char*)x + 253);", "misaligned 4-byte read|reaches past its 256 bytes"),
+        ("y[thread] = ((float*)arena)[64 + thread];", "past the end of 'arena'"),
+        ("TK_DYNAMIC_SHARED(s); s[64] = 1; y[thread] = x[thread];", "shared memory \\+64 is past"),
+        ("y[thread] = x[thread]; x[thread] = 0.0f;", "write to an input that is not in place, 'x' element 0"),
+        ("y[thread] = ((const float2*)(x + 1))->x;", "misaligned 8-byte read"),
+    ],
+)
+def test_stray_accesses_are_reported(body: str, text: str) -> None:
+    with pytest.raises(EmulatorError, match=text):
+        run_kernel(
+            "    TK_TASK(0, 0);\n    " + body,
+            [("x", normal(64))],
+            [("y", (64,), F32)],
+            arena_bytes=256,
+            shared_bytes=64,
+            check_races=True,
+            num_blocks=1,
+        )
+
+
+def test_memory_of_no_plan_region_is_out_of_bounds() -> None:
+    body = "    TK_TASK(0, 0);\n    ((float*)arena)[24] = 1.0f;\n    y[thread] = x[thread];"
+    with pytest.raises(EmulatorError, match="32 bytes past the end of 'arena'"):
+        run_kernel(
+            body,
+            [("x", normal(64))],
+            [("y", (64,), F32)],
+            arena_bytes=512,
+            regions=(ArenaRegion("a", 256, 64, 0, 0), ArenaRegion("b", 512, 64, 0, 0)),
+            check_races=True,
+        )
+
+
+def test_without_race_checks_guards_and_faults_are_caught() -> None:
+    arguments: Any = ([("x", normal(64))], [("y", (64,), F32)])
+    with pytest.raises(EmulatorError, match="just outside output 0"):
+        run_kernel("    y[thread] = x[thread];\n    y[64] = 0.0f;", *arguments)
+    with pytest.raises(EmulatorError, match="shared memory \\+32 is past"):
+        run_kernel("    TK_DYNAMIC_SHARED(s);\n    s[40] = 0;\n    y[thread] = s[40];", *arguments, shared_bytes=32)
+    with pytest.raises(EmulatorError, match="illegal address 0x10 in task 0 'work'"):
+        run_kernel(
+            "    TK_TASK(0, 0);\n    y[thread] = *(volatile float*)(unsigned long long)(x[0] < 99.0f ? 16 : 0);",
+            *arguments,
+        )
+
+
+def test_uninitialised_reads_and_unwritten_outputs() -> None:
+    arguments: Any = ([("x", normal(64))], [("y", (64,), F32)])
+    options: Any = {"arena_bytes": 256, "shared_bytes": 256, "check_races": True, "num_blocks": 1}
+    for body, place in (
+        ("y[thread] = ((float*)arena)[thread];", "arena"),
+        ("TK_DYNAMIC_SHARED(s); y[thread] = ((float*)s)[thread];", "shared memory"),
+        ("y[thread] = y[63 - thread] + 1.0f;", "output 0 y"),
+    ):
+        with pytest.raises(EmulatorError, match=f"uninitialised read at .*{place}.* by task 0"):
+            run_kernel("    TK_TASK(0, 0);\n    " + body, *arguments, **options)
+    with pytest.raises(EmulatorError, match=r"'output 0 y' element 63 .* was never written \(4 bytes"):
+        run_kernel("    if (thread < 63) y[thread] = x[thread];", *arguments, **options)
+    # Without race checks they are poison: NaN in every float type.
+    poison = run_kernel("    y[thread] = ((float*)arena)[thread];", *arguments, arena_bytes=256).outputs[0]
+    assert np.isnan(poison).all()
+
+
+# ---- Deadlock and divergence ----
+
+
+def test_deadlocks_are_reported() -> None:
+    arguments: Any = ([("x", normal(64))], [("y", (64,), F32)])
+    with pytest.raises(EmulatorError, match=r"deadlock: .*block 0 thread 0 in polling a counter .*__syncthreads"):
+        run_kernel(
+            "    TK_TASK(0, 0);\n    if (block == 1) return;\n    if (!tk_grid_barrier(barrier, 3)) return;",
+            *arguments,
+            num_blocks=2,
+        )
+    with pytest.raises(EmulatorError, match="deadlock: 64 threads wait for ever"):
+        run_kernel("    if (thread < 32) __syncthreads(); else tk_cluster_barrier();", *arguments, num_blocks=1)
+
+
+def test_a_barrier_timeout_names_the_stage() -> None:
+    body = "    if (block == 1) return;\n    if (!tk_grid_barrier(barrier, 3)) return;\n    y[thread] = x[thread];"
+    with pytest.raises(LaunchError, match="barrier of stage 3 was not passed in time"):
+        run_kernel(
+            body, [("x", normal(64))], [("y", (64,), F32)], num_blocks=2, barrier_timeout_ns=10**9, check_races=True
+        )
+
+
+def test_divergence_is_reported() -> None:
+    arguments: Any = ([("x", normal(64))], [("y", (64,), F32)])
+    with pytest.raises(
+        EmulatorError, match=r"divergent __syncthreads: .* 1 threads of the block have left .*thread 17"
+    ):
+        run_kernel("    if (thread == 17) return;\n    __syncthreads();", *arguments)
+    for body in (
+        "    if (thread == 3) return;\n    __syncwarp();",
+        "    if (thread % 32 < 16) __syncwarp(); else __shfl_sync(0xffffffffu, thread, 0);",
+        "    __syncwarp(1u);",
+    ):
+        with pytest.raises(EmulatorError, match="divergent warp"):
+            run_kernel(body, *arguments)
+
+
+def test_a_deep_stack_is_reported() -> None:
+    body = """
+    volatile float big[15 * 1024];
+    for (int i = 0; i < 15 * 1024; i++) big[i] = x[thread];
+    __syncthreads();
+    volatile float more[3 * 1024];
+    for (int i = 0; i < 3 * 1024; i++) more[i] = big[i];
+    __syncthreads();
+    y[thread] = big[thread] + more[thread];
+    """
+    with pytest.raises(EmulatorError, match=r"stack overflow|illegal address"):
+        run_kernel(body, [("x", normal(32))], [("y", (32,), F32)], threads=32, num_blocks=1)
+
+
+# ---- Warp operations ----
+
+
+def test_shuffles() -> None:
+    body = """
+    y[thread] = __shfl_xor_sync(0xffffffffu, x[thread], 5);
+    y[64 + thread] = __shfl_down_sync(0xffffffffu, x[thread], 3);
+    y[128 + thread] = __shfl_sync(0xffffffffu, x[thread], 7);
+    y[192 + thread] = __shfl_down_sync(0xffffffffu, x[thread], 3, 8);
+    y[256 + thread] = (float)__shfl_xor_sync(0xffffffffu, -thread, 1);
+    y[320 + thread] = (float)__shfl_sync(0xffffffffu, 3000000000u + thread, 2);
+    """
+    x = normal(64)
+    lane = np.arange(64) % 32
+    warp = np.arange(64) - lane
+    for order in ORDERS:
+        y = run_kernel(body, [("x", x)], [("y", (6, 64), F32)], order=order, num_blocks=1).outputs[0]
+        np.testing.assert_array_equal(y[0], x[warp + (lane ^ 5)])
+        np.testing.assert_array_equal(y[1], x[warp + np.where(lane + 3 < 32, lane + 3, lane)])
+        np.testing.assert_array_equal(y[2], x[warp + 7])
+        np.testing.assert_array_equal(y[3], x[warp + np.where(lane % 8 + 3 < 8, lane + 3, lane)])
+        np.testing.assert_array_equal(y[4], -(np.arange(64) ^ 1).astype(F32))
+        np.testing.assert_array_equal(y[5], (3000000000 + warp + 2).astype(F32))
+
+
+MMA = """
+    TK_TASK(0, 0);
+    TK_DYNAMIC_SHARED(shared);
+    unsigned short* sa = (unsigned short*)shared;           // [16][16]
+    unsigned short* sb = (unsigned short*)shared + 16 * 16;  // [16][8]: k rows
+    for (int i = thread; i < 16 * 16; i += 32) sa[i] = a[i];
+    for (int i = thread; i < 16 * 8; i += 32) sb[i] = b[i];
+    __syncwarp(); /* stored */
+    unsigned ra[4], rb[2];
+    tk_ldmatrix_x4(ra, sa + thread % 16 * 16 + thread / 16 * 8);
+    tk_ldmatrix_x2_trans(rb, sb + thread % 16 * 8);
+    float d[4];
+    for (int i = 0; i < 4; i++) d[i] = c[(thread / 4 + i / 2 * 8) * 8 + thread % 4 * 2 + i % 2];
+    tk_mma_m16n8k16_TYPE(d, ra, rb);
+    for (int i = 0; i < 4; i++) y[(thread / 4 + i / 2 * 8) * 8 + thread % 4 * 2 + i % 2] = d[i];
+"""
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16)])
+def test_mma_and_ldmatrix(name: str, dtype: Any) -> None:
+    a, b, c = normal(16, 16).astype(dtype), normal(16, 8, seed=1).astype(dtype), normal(16, 8, seed=2)
+    inputs: Any = [("a", a), ("b", b), ("c", c)]
+    options: Any = {"threads": 32, "shared_bytes": 1024, "num_blocks": 1}
+    body = MMA.replace("TYPE", name)
+    expected = (a.astype(np.float64) @ b.astype(np.float64) + c).astype(F32)
+    for order in ORDERS:
+        result = run_kernel(body, inputs, [("y", (16, 8), F32)], **options, order=order, check_races=True)
+        np.testing.assert_array_equal(result.outputs[0], expected)
+    with pytest.raises(RaceError, match="shared memory"):
+        run_kernel(
+            body.replace("__syncwarp(); /* stored */", ""), inputs, [("y", (16, 8), F32)], **options, check_races=True
+        )
+
+
+def test_ldmatrix_layouts() -> None:
+    body = """
+    TK_TASK(0, 0);
+    TK_DYNAMIC_SHARED(shared);
+    for (int i = thread; i < 256; i += 32) ((unsigned short*)shared)[i] = x[i];
+    __syncwarp();
+    unsigned r4[4], t4[4], r2[2];
+    tk_ldmatrix_x4(r4, shared + thread * 16);
+    tk_ldmatrix_x4_trans(t4, shared + thread * 16);
+    tk_ldmatrix_x2(r2, thread < 16 ? shared + thread * 16 : nullptr);
+    for (int m = 0; m < 4; m++) for (int i = 0; i < 2; i++) {
+        y[((m * 32) + thread) * 2 + i] = r4[m] >> (16 * i);
+        y[256 + ((m * 32) + thread) * 2 + i] = t4[m] >> (16 * i);
+        if (m < 2) y[512 + ((m * 32) + thread) * 2 + i] = r2[m] >> (16 * i);
+    }
+    """
+    x = np.arange(256, dtype=np.uint16).view(np.float16).reshape(4, 8, 8)
+    result = run_kernel(
+        body,
+        [("x", x)],
+        [("y", (640,), np.float16)],
+        threads=32,
+        shared_bytes=512,
+        check_races=True,
+        num_blocks=1,
+    )
+    y = result.outputs[0].view(np.uint16)
+    matrices = x.view(np.uint16)
+    np.testing.assert_array_equal(y[:256], matrices.ravel())
+    np.testing.assert_array_equal(y[256:512].reshape(4, 64), matrices.transpose(0, 2, 1).reshape(4, 64))
+    np.testing.assert_array_equal(y[512:], matrices[:2].ravel())
+
+
+# ---- cp.async ----
+
+CP_ASYNC = """
+    TK_TASK(0, 0);
+    TK_DYNAMIC_SHARED(shared);
+    float* s = (float*)shared;
+    tk_cp_async_16(s + thread * 4, x + thread * 4);
+    tk_cp_async_commit();
+    tk_cp_async_4(s + 256 + thread, x + 256 + thread);
+    tk_cp_async_commit();
+    tk_cp_async_wait<1>();
+    float sum = s[thread * 4] + s[thread * 4 + 3];
+    tk_cp_async_wait<0>();
+    __syncthreads(); /* visible */
+    y[thread] = sum + s[256 + 63 - thread];
+"""
+
+
+def test_cp_async_and_its_missing_waits() -> None:
+    x = normal(320)
+    arguments: Any = ([("x", x)], [("y", (64,), F32)])
+    options: Any = {"shared_bytes": 1280, "num_blocks": 1}
+    expected = x[:256:4] + x[3:256:4] + x[256:][::-1]
+    result = run_kernel(CP_ASYNC, *arguments, **options, check_races=True)
+    np.testing.assert_array_equal(result.outputs[0], expected)
+    for broken in (CP_ASYNC.replace("tk_cp_async_wait<1>();", ""), CP_ASYNC.replace("_wait<0>", "_wait<1>")):
+        with pytest.raises(EmulatorError, match=r"cp.async in flight at shared memory"):
+            run_kernel(broken, *arguments, **options, check_races=True)
+        assert np.isnan(run_kernel(broken, *arguments, **options).outputs[0]).all()
+    with pytest.raises(RaceError, match="shared memory"):
+        run_kernel(CP_ASYNC.replace("__syncthreads(); /* visible */", ""), *arguments, **options, check_races=True)
+    with pytest.raises(EmulatorError, match="misaligned 16-byte"):
+        run_kernel(CP_ASYNC.replace("s + thread * 4, x", "s + thread * 4 + 1, x"), *arguments, **options)
+
+
+# ---- Clusters ----
+
+CLUSTER = """
+    TK_TASK(0, 0);
+    TK_DYNAMIC_SHARED(shared);
+    float* mine = (float*)shared;
+    mine[thread] = x[block * 64 + thread];
+    tk_cluster_barrier(); /* stored */
+    unsigned next = (tk_cluster_rank() + 1) % tk_cluster_size();
+    const float* theirs = (const float*)tk_cluster_map(mine, next);
+    y[block * 64 + thread] = theirs[63 - thread];
+    tk_cluster_barrier(); /* read */
+"""
+
+
+def test_cluster_barrier_and_distributed_shared_memory() -> None:
+    x = normal(4, 64)
+    arguments: Any = ([("x", x)], [("y", (4, 64), F32)])
+    options: Any = {"shared_bytes": 256, "cluster_blocks": 2, "num_blocks": 4}
+    for order in ORDERS:
+        result = run_kernel(CLUSTER, *arguments, **options, order=order, check_races=True)
+        np.testing.assert_array_equal(result.outputs[0], x[[1, 0, 3, 2], ::-1])
+        stored = CLUSTER.replace("tk_cluster_barrier(); /* stored */", "__syncthreads();")
+        with pytest.raises(RaceError, match="shared memory"):
+            run_kernel(stored, *arguments, **options, order=order, check_races=True)
+    with pytest.raises(EmulatorError, match="a block that has left the kernel"):
+        run_kernel(CLUSTER.replace("tk_cluster_barrier(); /* read */", ""), *arguments, **options, check_races=True)
+    with pytest.raises(OptionError, match="whole clusters"):
+        run_kernel(CLUSTER, *arguments, **{**options, "num_blocks": 3})
+
+
+# ---- Numbers ----
+
+CONVERT = """
+    for (int i = block * 256 + thread; i < N; i += gridDim.x * 256) {
+        BODY
+    }
+"""
+
+
+def convert(body: str, x: np.ndarray[Any, Any], out: Any) -> np.ndarray[Any, Any]:
+    text = CONVERT.replace("N", str(x.size)).replace("BODY", body)
+    result: np.ndarray[Any, Any] = run_kernel(text, [("x", x)], [("y", x.shape, out)], threads=256).outputs[0]
+    return result
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16)])
+def test_conversions(name: str, dtype: Any) -> None:
+    patterns = np.arange(65536, dtype=np.uint16).view(dtype)
+    widened = convert(f"y[i] = tk_{name}_bits_to_float(x[i]);", patterns, F32)
+    expected = patterns.astype(F32)
+    np.testing.assert_array_equal(widened, expected)  # NaN equals NaN here
+    number = ~np.isnan(expected)
+    np.testing.assert_array_equal(np.signbit(widened[number]), np.signbit(expected[number]))
+
+    # Every value, the midpoints between neighbours and the floats beside those, and random bits.
+    finite = np.sort(expected[np.isfinite(expected)].astype(np.float64))
+    ties = ((finite[1:] + finite[:-1]) / 2).astype(F32)
+    random = np.random.default_rng(0).integers(0, 2**32, 50000, dtype=np.uint32).view(F32)
+    top = finite[-1]
+    edges = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, top, top * (1 + 2.0**-12), 3.4e38, 1e-45, -1e-45], F32)
+    x = np.concatenate([ties, np.nextafter(ties, F32(np.inf)), np.nextafter(ties, F32(-np.inf)), random, edges])
+    narrowed = convert(f"y[i] = tk_float_to_{name}_bits(x[i]);", x, dtype)
+    with np.errstate(over="ignore"):
+        wanted = x.astype(dtype)
+    nan = np.isnan(x)
+    assert np.isnan(narrowed[nan].astype(F32)).all()
+    np.testing.assert_array_equal(narrowed.view(np.uint16)[~nan], wanted.view(np.uint16)[~nan])
+
+
+def test_arithmetic_rounds_once_and_keeps_denormals() -> None:
+    # The product is not representable: a contraction would keep its lost bits.
+    a = np.concatenate([normal(252), np.array([1e-30, 1e-40, 3e38, 1e-45], F32)])
+    x = np.concatenate([a, a * F32(1e-9)])
+    body = "y[i] = OP;"
+    with np.errstate(over="ignore", under="ignore"):
+        for op, expected in (
+            ("x[i] * x[i] + x[i]", x * x + x),
+            ("__fadd_rn(__fmul_rn(x[i], x[i]), x[i])", x * x + x),
+            ("__fmaf_rn(x[i], x[i], x[i])", (x.astype(np.float64) ** 2 + x).astype(F32)),
+            ("__fdiv_rn(1.0f, x[i])", 1 / x),
+            ("__fsqrt_rn(fabsf(x[i]))", np.sqrt(np.abs(x))),
+            ("x[i] * 0.5f", x * F32(0.5)),
+        ):
+            np.testing.assert_array_equal(convert(body.replace("OP", op), x, F32), expected, err_msg=op)
+    # A double rounding would give 1.0 here.
+    fused = convert("y[i] = __fmaf_rn(x[i], x[i], 1.0f);", np.full(1, 2.0**-12 * (1 + 2.0**-23), F32), F32)
+    assert fused[0] == np.nextafter(F32(1), F32(2))
+
+
+def test_fmax_and_fmin_as_cuda_has_them() -> None:
+    x = np.array([np.nan, 1.0, -0.0, 0.0, 2.0, -1.0], F32)
+    greater = convert("y[i] = fmaxf(x[i], i == 3 ? -0.0f : 0.0f);", x, F32)
+    smaller = convert("y[i] = fminf(x[i], i == 3 ? -0.0f : 0.0f);", x, F32)
+    np.testing.assert_array_equal(greater, np.array([0, 1, 0, 0, 2, 0], F32))
+    np.testing.assert_array_equal(smaller, np.array([0, 0, 0, 0, 0, -1], F32))
+    assert not np.signbit(greater[[2, 3]]).any()
+    assert np.signbit(smaller[[2, 3]]).all()
+
+
+def test_functions_and_vector_types() -> None:
+    body = """
+    float4 v = *(const float4*)(x + thread * 4);
+    float2 w = __ldg((const float2*)(x + thread * 4));
+    float last = powf(fabsf(v.w), 1.5f) + w.x - w.x;
+    *(float4*)(y + thread * 4) = make_float4(expf(v.x), tanhf(v.y), logf(fabsf(v.z)), last);
+    """
+    x = normal(64, 4)
+    y = run_kernel(body, [("x", x)], [("y", (64, 4), F32)], check_races=True, num_blocks=1).outputs[0]
+    a = np.abs(x)
+    expected = np.stack([np.exp(x[:, 0]), np.tanh(x[:, 1]), np.log(a[:, 2]), a[:, 3] ** 1.5], 1)
+    np.testing.assert_allclose(y, expected, rtol=3e-6, atol=1e-6)
+
+
+# ---- Parameters and memory ----
+
+
+def test_table_of_tensors_scalars_and_empty_tensors() -> None:
+    inputs: Any = [(f"x{i}", normal(64, seed=i)) for i in range(5)]
+    inputs[2:2] = [("scale", 1.5), ("empty", np.zeros((0, 3), F32)), ("shift", -3)]
+    body = "    TK_TASK(0, 0);\n    y[thread] = (x0[thread] + x4[thread]) * scale + (float)shift;\n"
+    body += "    if (thread == 0) { z[0] = empty == nullptr ? 1.0f : 0.0f; }"
+    for table in (False, True):
+        result = run_kernel(
+            body,
+            inputs,
+            [("y", (64,), F32), ("z", (1,), F32), ("none", (0,), F32)],
+            table=table,
+            check_races=True,
+            num_blocks=1,
+        )
+        expected = (inputs[0][1] + inputs[-1][1]) * F32(1.5) - F32(3)
+        np.testing.assert_array_equal(result.outputs[0], expected)
+        assert result.outputs[1][0] == 1
+        assert result.outputs[2].shape == (0,)
+
+
+def test_strided_inputs_are_passed_as_they_are() -> None:
+    base = normal(64, 3)
+    x = base[:, 1]
+    body = "    TK_TASK(0, 0);\n    y[thread] = x[thread * 3];"
+    result = run_kernel(body, [("x", x)], [("y", (64,), F32)], check_races=True, num_blocks=1)
+    np.testing.assert_array_equal(result.outputs[0], x)
+    with pytest.raises(EmulatorError, match="past the end of 'x'"):
+        run_kernel(body.replace("* 3", "* 3 + 1"), [("x", x)], [("y", (64,), F32)], check_races=True, num_blocks=1)
+
+
+def test_one_array_given_twice() -> None:
+    x = normal(64)
+    body = "    TK_TASK(0, 0);\n    y[thread] = a[thread] + b[thread];"
+    result = run_kernel(body, [("a", x), ("b", x)], [("y", (64,), F32)], check_races=True, num_blocks=1)
+    np.testing.assert_array_equal(result.outputs[0], x + x)
+
+
+def test_a_misaligned_array_is_copied_for_a_kernel_that_loads_vectors() -> None:
+    body = "    TK_TASK(0, 0);\n    float4 v = ((float4*)s)[thread];\n    v.x += 1.0f;\n    ((float4*)s)[thread] = v;"
+    raw = np.zeros(64 * 4 + 4, F32)
+    start = next(i for i in range(4) if (raw.ctypes.data + 4 * i) % 16 == 4)
+    state = raw[start : start + 256]
+    kernel = make_kernel(body, [("s", state)], [("out", (256,), F32)], inplace_outputs={0: 0})
+    kernel = dataclasses.replace(kernel, slots=tuple(dataclasses.replace(s, alignment_bytes=16) for s in kernel.slots))
+    (out,) = emulator.emulate(kernel, [state], num_blocks=1, check_races=True).outputs
+    assert out is state
+    assert raw.sum() == 64 and (state[::4] == 1).all()
+
+
+def test_constants_of_the_program_may_be_read() -> None:
+    functions = "static const float tk_numbers[4] = {1.0f, 2.0f, 3.0f, 4.0f};"
+    body = "    y[thread] = tk_numbers[(thread + (int)x[0]) % 4];"
+    result = run_kernel(
+        body, [("x", np.zeros(64, F32))], [("y", (64,), F32)], functions=functions, check_races=True, num_blocks=1
+    )
+    np.testing.assert_array_equal(result.outputs[0], np.arange(64) % 4 + 1)
+
+
+# ---- Compiling ----
+
+
+def test_many_programs_in_one_compile() -> None:
+    bodies = [f"    TK_TASK(0, 0);\n    y[thread] = x[thread] * {i}.0f;" for i in range(1, 6)]
+    x = normal(64)
+    kernels = [make_kernel(body, [("x", x)], [("y", (64,), F32)]) for body in bodies]
+    kernels.append(two_stages()[0])
+    emulator.prepare(kernels, check_races=True)
+    for i, kernel in enumerate(kernels[:-1], 1):
+        (y,) = emulator.emulate(kernel, [x], check_races=True, num_blocks=1).outputs
+        np.testing.assert_array_equal(y, x * F32(i))
+    emulator.emulate(*two_stages(), check_races=True)
+
+
+def test_a_refused_source_shows_what_the_compiler_says() -> None:
+    with pytest.raises(CompileError, match=r"(?s)refused an emitted source.*no_such_function"):
+        run_kernel("    y[thread] = no_such_function(x[thread]);", [("x", normal(64))], [("y", (64,), F32)])
+
+
+def test_no_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert emulator.find_compiler() is None
+    assert not emulator.is_available()
+    with pytest.raises(CompileError, match=r"apt-get install g\+\+|xcode-select"):
+        emulator.compile_sources(["int x;"], check_races=False)
+
+
+def test_an_unsafe_cache_directory_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("TRAINKERNEL_CACHE_DIR", str(tmp_path))
+    assert compiler.cache_directory() == tmp_path / "emulator"
+    open_to_all = tmp_path / "open"
+    (open_to_all / "emulator").mkdir(parents=True)
+    (open_to_all / "emulator").chmod(0o777)
+    monkeypatch.setenv("TRAINKERNEL_CACHE_DIR", str(open_to_all))
+    assert open_to_all not in compiler.cache_directory().parents
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TRAINKERNEL_CACHE_DIR", str(tmp_path / "file"))
+    assert tmp_path not in compiler.cache_directory().parents
+
+
+def test_processes_share_an_empty_cache(tmp_path: Any) -> None:
+    code = (
+        "from trainkernel.emulator import compile_sources\n"
+        "source = 'struct TkParams { int n; }; extern \"C\" void TRAINKERNEL_ENTRY(const TkParams) {}'\n"
+        "print(len(compile_sources([source] * 2, check_races=True)))\n"
+    )
+    environment = {**os.environ, "TRAINKERNEL_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    started = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [process.communicate()[0].strip() for process in started] == ["2", "2"]
+    names = sorted(path.suffix for path in (tmp_path / "emulator").iterdir())
+    assert names == [".so", ".so"]
+    # A damaged entry is built again.
+    for path in (tmp_path / "emulator").iterdir():
+        path.write_bytes(b"damaged")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "2"
+
+
+@pytest.mark.parametrize("bad", [{"num_blocks": 0}, {"num_blocks": True}, {"order": "sideways"}, {"order": True}])
+def test_options_are_checked(bad: dict[str, Any]) -> None:
+    kernel, inputs = two_stages()
+    with pytest.raises(OptionError, match=next(iter(bad))):
+        emulator.emulate(kernel, inputs, **bad)
+
+
+def test_launches_leave_no_memory_behind() -> None:
+    kernel, inputs = two_stages()
+
+    def resident_kib() -> int:
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
+
+    if not os.path.exists("/proc/self/statm"):
+        pytest.skip("needs /proc/self/statm to see the process's memory")
+    for _ in range(5):
+        emulator.emulate(kernel, inputs, check_races=True)
+    before = resident_kib()
+    for _ in range(60):
+        emulator.emulate(kernel, inputs, check_races=True)
+    assert resident_kib() - before < 4096

@@ -1,0 +1,273 @@
+"""``python -m trainkernel``: compile a saved Program, look at one, or run the demo.
+
+A mistake of the user's is one line on standard error and exit code 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainkernel.dtypes import DTYPES
+from trainkernel.errors import OptionError, ProgramError, TrainkernelError
+from trainkernel.ir import Program, TensorSpec
+from trainkernel.options import ALLOWED_INTS, SWITCHES, Options
+from trainkernel.target import PRESETS, Target
+
+if TYPE_CHECKING:
+    from trainkernel.compiler import Kernel
+
+DEFAULT_ARCH = "sm_90a"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code: 0, or 2 for a mistake or a refusal."""
+    parser = _parser()
+    parsed = parser.parse_args(arguments)
+    run: Callable[[argparse.Namespace], None] = parsed.run
+    try:
+        run(parsed)
+        sys.stdout.flush()
+    except TrainkernelError as error:
+        return _fail(str(error))
+    except BrokenPipeError:
+        # The reader, `head` for example, has what it wanted. Without this the interpreter would try
+        # to write the rest at exit, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{place}{error.strerror or error}")
+    except KeyboardInterrupt:
+        return _fail("interrupted", code=130)
+    return 0
+
+
+def _fail(message: str, code: int = 2) -> int:
+    # One line: a program error prints its operation on the next lines.
+    print("trainkernel: " + " ".join(line.strip() for line in message.splitlines() if line.strip()), file=sys.stderr)
+    return code
+
+
+# ---------------------------------------------------------------------------- arguments
+
+
+def _parser() -> argparse.ArgumentParser:
+    from trainkernel import __version__
+
+    parser = argparse.ArgumentParser(
+        prog="python -m trainkernel", description="Compile training steps to CUDA kernels."
+    )
+    parser.add_argument("--version", action="version", version=f"trainkernel {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    compiling = commands.add_parser(
+        "compile", help="write a program's kernel: CUDA source, cubin, schedule, memory plan"
+    )
+    compiling.add_argument("program", help="JSON file of a Program (Program.to_json), or - for standard input")
+    compiling.add_argument("--arch", default=DEFAULT_ARCH, help=f"architecture of the cubin (default {DEFAULT_ARCH})")
+    compiling.add_argument("-o", "--output", required=True, metavar="DIR", help="directory to write to")
+    _add_options(compiling)
+    compiling.set_defaults(run=_compile)
+
+    inspecting = commands.add_parser("inspect", help="print a program, its stages and its memory plan")
+    inspecting.add_argument("program", help="JSON file of a Program, or - for standard input")
+    inspecting.add_argument(
+        "--target", "--arch", default=DEFAULT_ARCH, help=f"{', '.join(PRESETS)} (default {DEFAULT_ARCH})"
+    )
+    _add_options(inspecting)
+    inspecting.set_defaults(run=_inspect)
+
+    demo = commands.add_parser("demo", help="train a digit classifier with one kernel per step")
+    demo.add_argument("--device", help="cuda:0, emulator or reference (default: a GPU if there is one, else reference)")
+    demo.add_argument("--steps", type=int, default=440, help="training steps (default 440)")
+    demo.add_argument("--dtype", default="float32", help="float32 or bfloat16: operands of the products")
+    demo.add_argument(
+        "--arch", default=DEFAULT_ARCH, help=f"what to compile for without a GPU (default {DEFAULT_ARCH})"
+    )
+    demo.add_argument("--save", metavar="DIR", help="write program, schedule, plan, source and cubin to DIR")
+    demo.set_defaults(run=_demo)
+    return parser
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    """One flag per tuning option of ``generate``, and ``--inplace``."""
+    parser.add_argument(
+        "--inplace",
+        metavar="OUT:IN",
+        action="append",
+        default=[],
+        help="output index and the input index whose storage it updates; may be repeated",
+    )
+    group = parser.add_argument_group("tuning options (left out: the cost model chooses)")
+    for field in dataclasses.fields(Options):
+        flag = "--" + field.name.replace("_", "-")
+        if field.name in SWITCHES:
+            group.add_argument(flag, choices=("on", "off"))
+        else:
+            allowed = ", ".join(str(value) for value in ALLOWED_INTS.get(field.name, ()))
+            group.add_argument(flag, type=int, metavar="N", help=allowed or "at least 1")
+
+
+def _options(parsed: argparse.Namespace) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for field in dataclasses.fields(Options):
+        value = getattr(parsed, field.name)
+        if value is not None:
+            options[field.name] = value == "on" if field.name in SWITCHES else value
+    inplace = {}
+    for text in parsed.inplace:
+        output, _, target = text.partition(":")
+        if not output.isascii() or not output.isdigit() or not target.isascii() or not target.isdigit():
+            raise OptionError(f"--inplace needs OUTPUT_INDEX:INPUT_INDEX, for example 1:4, got {text!r}")
+        inplace[int(output)] = int(target)
+    if inplace:
+        options["inplace_outputs"] = inplace
+    return options
+
+
+def read_program(path: str) -> Program:
+    """The Program in a JSON file, or on standard input for ``-``.
+
+    Raises
+    ------
+    ProgramError
+        Naming the file.
+    OSError
+    """
+    content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    try:
+        return Program.from_json(content.decode())
+    except (ProgramError, UnicodeDecodeError) as error:
+        raise ProgramError(f"{path}: {error}") from None
+
+
+# ---------------------------------------------------------------------------- compile and inspect
+
+
+def write_artifacts(directory: str | Path, generated: Any, cubin: bytes | None) -> list[str]:
+    """Write a generated kernel's stages to files and return their names.
+
+    ``program.json``, ``schedule.txt``, ``plan.txt``, ``trainkernel_step.cu`` and, if given,
+    ``trainkernel_step.cubin``.
+    """
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    files: dict[str, str | bytes] = {
+        "program.json": generated.program.to_json(),
+        "schedule.txt": f"{generated.schedule}\n",
+        "plan.txt": f"{generated.plan}\n",
+        f"{generated.entry}.cu": generated.source,
+    }
+    if cubin is not None:
+        files[f"{generated.entry}.cubin"] = cubin
+    for name, content in files.items():
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return list(files)
+
+
+def _compile_for(program: Program, arch: str, options: Mapping[str, Any]) -> Kernel:
+    """The kernel for an architecture, or for the portable target."""
+    from trainkernel.compiler import compile
+
+    if arch == "portable":
+        return compile(program, device="reference", target=Target.preset(arch), **options)
+    return compile(program, arch=arch, **options)
+
+
+def describe_counts(generated: Any) -> list[str]:
+    """The counts of a generated kernel as lines of text."""
+    return [
+        f"{len({task.stage for task in generated.tasks})} stages, {len(generated.tasks)} tasks, "
+        f"{generated.grid_barriers} grid barriers",
+        f"{generated.threads_per_block} threads per block, {generated.shared_bytes:,} bytes of shared memory, "
+        f"workspace {generated.workspace_bytes:,} bytes",
+        f"operations: {generated.materialized_operations} stored, {generated.inlined_operations} inlined, "
+        f"{generated.tensor_core_operations} on tensor cores; outputs: {generated.direct_outputs} written directly, "
+        f"{generated.direct_state_commits} states updated directly",
+    ]
+
+
+def describe_resources(source: str, arch: str, entry: str) -> str:
+    """Registers and spills as ptxas reports them, in words."""
+    from trainkernel.runtime.nvrtc import resource_statistics
+
+    usage = resource_statistics(source, arch)[entry]
+    spills = usage.spill_store_bytes + usage.spill_load_bytes
+    return f"{usage.registers} registers per thread, {'no spills' if spills == 0 else f'{spills} bytes of spills'}"
+
+
+def _compile(parsed: argparse.Namespace) -> None:
+    kernel = _compile_for(read_program(parsed.program), parsed.arch, _options(parsed))
+    cubin = None if kernel.arch is None else kernel.cubin
+    names = write_artifacts(parsed.output, kernel.stats, cubin)
+    for line in describe_counts(kernel.stats):
+        print(line)
+    if kernel.arch is not None:
+        print(f"cubin for {kernel.arch}: {describe_resources(kernel.source, kernel.arch, kernel.stats.entry)}")
+    print(f"written to {parsed.output}: {', '.join(names)}")
+
+
+def stage_estimates(schedule: Any, plan: Any, indent: str = "") -> list[str]:
+    """One line per stage: its tasks and a lower bound of its time on the schedule's target.
+
+    The bound counts each buffer that a task names once at full memory bandwidth, and a product's
+    multiply-adds at the peak rate of as many multiprocessors as it has pieces; then the barrier in
+    front. Latencies are not in it.
+    """
+    lines = []
+    total_us = 0.0
+    target = schedule.target
+    size_bytes = {spec.buffer: _size_bytes(spec) for spec in schedule.program.buffers()}
+    for number, stage in enumerate(schedule.stages):
+        stage_us = target.grid_barrier_us if plan.barriers[number] else 0.0
+        barrier = ", barrier in front" if plan.barriers[number] else ""
+        for task in stage.tasks:
+            moved_bytes = sum(size_bytes.get(name, 0) for name in (*task.reads, *task.stores))
+            stage_us += max(moved_bytes / target.memory_bytes_per_us, _product_us(task, target))
+        total_us += stage_us
+        names = ", ".join(task.name for task in stage.tasks)
+        lines.append(f"{indent}stage {number}: at least {stage_us:.2f} us{barrier}: {names}")
+        for task in stage.tasks:
+            if task.loop is not None:
+                body = plan.loops[task.loop.loop.name]
+                lines.append(f"{indent}  body of {task.name}, {task.loop.loop.length} times:")
+                lines += stage_estimates(task.loop.schedule, body, indent + "    ")
+    return [*lines, f"{indent}together at least {total_us:.2f} us"]
+
+
+def _size_bytes(spec: TensorSpec) -> int:
+    return spec.num_elements * DTYPES[spec.dtype].itemsize_bytes
+
+
+def _product_us(task: Any, target: Target) -> float:
+    if task.kind != "product" or task.plan is None:
+        return 0.0
+    flops = 2.0 * task.plan.m * task.plan.n * task.plan.k
+    rate = target.tensor_flops_per_us if task.plan.path == "tensor" else target.fma_flops_per_us
+    return float(flops / (rate * min(1.0, max(task.num_pieces, 1) / target.num_sms)))
+
+
+def _inspect(parsed: argparse.Namespace) -> None:
+    kernel = _compile_for(read_program(parsed.program), parsed.target, _options(parsed))
+    sections = {
+        "program": str(kernel.program),
+        f"schedule for {parsed.target}": str(kernel.schedule),
+        "estimated time": "\n".join(stage_estimates(kernel.schedule, kernel.plan)),
+        "memory plan": str(kernel.plan),
+        "counts": "\n".join(describe_counts(kernel.stats)),
+    }
+    print("\n\n".join(f"== {title}\n{text}" for title, text in sections.items()))
+
+
+def _demo(parsed: argparse.Namespace) -> None:
+    from trainkernel.demo import run_demo
+
+    run_demo(
+        device=parsed.device, steps=parsed.steps, dtype=parsed.dtype, arch=parsed.arch, save=parsed.save, out=sys.stdout
+    )

@@ -1,0 +1,72 @@
+// What needs PTX. The emulator's shim has C++ functions of the same names.
+
+#if defined(__CUDACC_RTC__)
+
+#define TK_TASK(stage, task)
+#define TK_GRID_BARRIER_ARRIVE()
+#define TK_GRID_BARRIER_DONE()
+#define TK_DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
+
+__device__ __forceinline__ unsigned short tk_float_to_bfloat16_bits(float value) {
+  unsigned short bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+__device__ __forceinline__ float tk_bfloat16_bits_to_float(unsigned short bits) {
+  return __uint_as_float((unsigned)bits << 16);
+}
+__device__ __forceinline__ unsigned short tk_float_to_float16_bits(float value) {
+  unsigned short bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+__device__ __forceinline__ float tk_float16_bits_to_float(unsigned short bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+
+// Release: everything that this thread has seen happen is visible to whoever acquires the counter.
+__device__ __forceinline__ void tk_red_release_gpu_add(unsigned* counter, unsigned value) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
+}
+__device__ __forceinline__ unsigned tk_load_acquire_gpu(const unsigned* counter) {
+  unsigned value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+  return value;
+}
+__device__ __forceinline__ unsigned long long tk_globaltimer_ns() {
+  unsigned long long now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+
+// d += a b on 16 x 8 x 16 tiles, one warp; fragments as in PTX mma.m16n8k16.
+#define TK_MMA(name, type)                                                                                   \
+  __device__ __forceinline__ void name(float(&d)[4], const unsigned(&a)[4], const unsigned(&b)[2]) {         \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                                      \
+                 ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                      \
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                            \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                        \
+  }
+TK_MMA(tk_mma_m16n8k16_float16, "f16")
+TK_MMA(tk_mma_m16n8k16_bfloat16, "bf16")
+#undef TK_MMA
+
+__device__ __forceinline__ unsigned tk_shared_address(const void* shared) {
+  return (unsigned)__cvta_generic_to_shared(shared);
+}
+__device__ __forceinline__ void tk_ldmatrix_x4(unsigned (&r)[4], const void* shared_row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(tk_shared_address(shared_row))
+               : "memory");
+}
+__device__ __forceinline__ void tk_ldmatrix_x2(unsigned (&r)[2], const void* shared_row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(tk_shared_address(shared_row))
+               : "memory");
+}
+
+#endif

@@ -1,0 +1,376 @@
+"""The whole source: prelude, parameter block, task functions, kernel body, C host entry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+
+from trainkernel.codegen.generated import GeneratedKernel, Region, ScalarSlot, Slot, TaskInfo
+from trainkernel.codegen.host_entry import HostEntryDescription, HostScalar, HostTensor, emit_host_entry
+from trainkernel.codegen.tasks import emit_task
+from trainkernel.codegen.text import comment
+from trainkernel.dtypes import DTYPES
+from trainkernel.ir import Item, Loop, Program, ScalarSpec, TensorSpec
+from trainkernel.memory import Frame, MemoryPlan, Storage
+from trainkernel.products import ProductPlan
+from trainkernel.schedule import Schedule, Stage, Task
+
+ENTRY = "trainkernel_step"
+MAX_DIRECT_SLOTS = 480
+_INDEX_LIMIT = 2**31 - 2**16
+_TEMPLATES = ("ptx", "numbers", "barrier", "reduce", "product_vector", "product_tile", "product_tensor")
+_ALWAYS = frozenset(("ptx", "numbers", "barrier"))
+_INDENT = "  "
+
+
+@dataclass(frozen=True)
+class ParameterLayout:
+    """The parameter block: workspace, barrier timeout, pointers (or one pointer table), scalars."""
+
+    slots: tuple[Slot, ...]
+    scalars: tuple[ScalarSlot, ...]
+    uses_table: bool
+    size_bytes: int
+
+    def input_name(self, index: int, program: Program) -> str:
+        return f"in_{program.inputs[index].buffer}"
+
+
+def layout_parameters(program: Program, inplace_outputs: Mapping[int, int]) -> ParameterLayout:
+    """The parameter block of a program."""
+    slots = [
+        Slot("input", index, spec.buffer, _itemsize(spec.dtype))
+        for index, spec in enumerate(program.inputs)
+        if isinstance(spec, TensorSpec)
+    ]
+    slots += [
+        Slot("output", index, spec.buffer, _itemsize(spec.dtype))
+        for index, spec in enumerate(program.outputs)
+        if index not in inplace_outputs
+    ]
+    uses_table = len(slots) > MAX_DIRECT_SLOTS
+    offset = 16 + 8 * (1 if uses_table else len(slots))
+    lengths = _length_limits(program)
+    scalars = []
+    for index, scalar in enumerate(program.inputs):
+        if isinstance(scalar, ScalarSpec):
+            scalars.append(ScalarSlot(index, scalar.buffer, scalar.dtype, offset, lengths.get(scalar.buffer)))
+            offset += 4
+    return ParameterLayout(tuple(slots), tuple(scalars), uses_table, -(-offset // 8) * 8)
+
+
+def _itemsize(dtype: str) -> int:
+    return DTYPES[dtype].itemsize_bytes
+
+
+def _length_limits(program: Program) -> dict[str, int]:
+    """The most steps that each scalar used as a loop's length may ask for."""
+    limits: dict[str, int] = {}
+
+    def visit(items: tuple[Item, ...], names: Mapping[str, str]) -> None:
+        for item in items:
+            if not isinstance(item, Loop):
+                continue
+            if isinstance(item.length, str) and item.length in names:
+                stacked = item.inputs[len(item.inputs) - item.num_xs :] + item.outputs[item.num_carry :]
+                room = min((spec.shape[0] for spec in stacked), default=2**31 - 1)
+                name = names[item.length]
+                limits[name] = min(room, limits.get(name, 2**31 - 1))
+            inner = {
+                spec.buffer: names[operand.buffer]
+                for spec, operand in zip(item.body.inputs, item.inputs, strict=True)
+                if operand.buffer in names
+            }
+            visit(item.body.operations, inner)
+
+    visit(program.operations, {spec.buffer: spec.buffer for spec in program.scalar_inputs})
+    return limits
+
+
+# ---------------------------------------------------------------------------- the kernel body
+
+
+@dataclass
+class _Body:
+    """The kernel's statements and task functions, gathered in the order of execution."""
+
+    program: Program
+    layout: ParameterLayout
+    lines: list[str] = field(default_factory=list)
+    functions: list[str] = field(default_factory=list)
+    tasks: list[TaskInfo] = field(default_factory=list)
+    templates: set[str] = field(default_factory=set)
+    shared_bytes: int = 0
+    num_stages: int = 0
+
+    # Expressions behind storages -----------------------------------------------------------
+
+    def base(self, storage: Storage) -> str:
+        if storage.space == "arena":
+            return f"p.workspace + {storage.index}"
+        if not self.layout.uses_table:
+            prefix = f"in_{self.program.inputs[storage.index].buffer}" if storage.space == "input" else f"out_{storage.index}"
+            return f"p.{prefix}"
+        position = next(
+            place
+            for place, slot in enumerate(self.layout.slots)
+            if slot.kind == storage.space and slot.index == storage.index
+        )
+        return f"p.tensors[{position}]"
+
+    def scalar(self, storage: Storage) -> str:
+        return f"p.scalar_{self.program.inputs[storage.index].buffer}"
+
+    # Statements ----------------------------------------------------------------------------
+
+    def schedule(self, frame: Frame, indent: str) -> None:
+        for stage, waits in zip(frame.schedule.stages, frame.plan.barriers, strict=True):
+            number = self.num_stages
+            self.num_stages += 1
+            if waits:
+                self.lines.append(f"{indent}if (!tk_grid_barrier(barrier, {number})) return;")
+            self.lines.append("")
+            self.lines.append(f"{indent}{comment(_stage_title(number, stage))}")
+            offset = 0
+            for task in stage.tasks:
+                if task.loop is not None:
+                    self.loop(task, frame, indent)
+                else:
+                    self.task(task, number, offset, frame, indent)
+                    offset += task.num_pieces
+
+    def task(self, task: Task, stage: int, offset: int, frame: Frame, indent: str) -> None:
+        task_id = len(self.tasks)
+        function = emit_task(task, task_id, stage, frame, self.base, self.scalar)
+        self.functions.append(function.text)
+        self.templates |= function.templates
+        self.shared_bytes = max(self.shared_bytes, function.shared_bytes)
+        names = tuple(str(operation) for operation in task.operations) or (str(task),)
+        self.tasks.append(TaskInfo(stage, task.name, names))
+        shared = ", shared" if function.shared_bytes else ""
+        steps = "".join(f", step_{depth}" for depth in range(frame.depth))
+        first = f"tk_first_piece({offset})" if offset else "blockIdx.x"
+        self.lines += [
+            f"{indent}for (int piece = {first}; piece < {task.num_pieces}; piece += gridDim.x) {{",
+            f"{indent}{_INDENT}TK_TASK({stage}, {task_id});",
+            f"{indent}{_INDENT}{function.name}(p, piece{shared}{steps});",
+            f"{indent}}}",
+        ]
+
+    def loop(self, task: Task, frame: Frame, indent: str) -> None:
+        assert task.loop is not None
+        loop, inner = task.loop.loop, frame.inside(task.loop)
+        length = str(loop.length)
+        if isinstance(loop.length, str):
+            length = self.scalar(frame.storage(loop.length))
+        counter = f"count_{inner.depth - 1}"
+        step = f"{length} - 1 - {counter}" if loop.reverse else counter
+        self.lines += [
+            f"{indent}for (int {counter} = 0; {counter} < {length}; ++{counter}) {{",
+            f"{indent}{_INDENT}const int {inner.step_name} = {step};",
+        ]
+        self.schedule(inner, indent + _INDENT)
+        if inner.plan.back_edge:
+            self.lines.append(f"{indent}{_INDENT}if (!tk_grid_barrier(barrier, {self.num_stages - 1})) return;")
+        self.lines.append(f"{indent}}}")
+
+
+def _stage_title(number: int, stage: Stage) -> str:
+    return f"Stage {number}: {', '.join(task.name for task in stage.tasks)}"
+
+
+# ---------------------------------------------------------------------------- the text
+
+
+def assemble(program: Program, schedule: Schedule, plan: MemoryPlan) -> GeneratedKernel:
+    """Emit the source of a scheduled and planned program."""
+    layout = layout_parameters(program, schedule.inplace_outputs)
+    body = _Body(program, layout)
+    body.schedule(Frame.outermost(schedule, plan), _INDENT)
+    threads = schedule.options.threads
+    max_work_blocks = max((stage.num_pieces for stage in _all_stages(schedule)), default=1)
+    max_work_blocks = max(1, max_work_blocks)
+    blocks_per_sm = schedule.options.blocks_per_sm or _default_blocks_per_sm(max_work_blocks, schedule)
+    host = HostEntryDescription(
+        tensors=tuple(_host_tensor(slot, program, schedule.inplace_outputs) for slot in layout.slots),
+        scalars=tuple(_host_scalar(slot) for slot in layout.scalars),
+        params_bytes=layout.size_bytes,
+        uses_tensor_table=layout.uses_table,
+        threads_per_block=threads,
+        shared_bytes=body.shared_bytes,
+        workspace_bytes=plan.workspace_bytes,
+        blocks_per_sm=blocks_per_sm,
+        max_work_blocks=max_work_blocks,
+        max_blocks=schedule.options.max_blocks or 0,
+        stage_names=_stage_names(body.tasks, body.num_stages),
+        entry=ENTRY,
+    )
+    source = "\n".join(
+        [
+            *_title(program, schedule, plan),
+            "#if defined(__CUDACC_RTC__) || defined(TRAINKERNEL_EMULATOR)",
+            "",
+            f"typedef {_index_type(program, schedule)} tk_index;",
+            "",
+            *_prelude(body.templates),
+            *_params_struct(layout),
+            "",
+            "\n\n".join(body.functions),
+            "",
+            *_kernel_text(body, threads),
+            "",
+            "#else",
+            "",
+            emit_host_entry(host),
+            "#endif",
+            "",
+        ]
+    )
+    tasks = [task for task in schedule.tasks if task.loop is None and task.copy is None]
+    return GeneratedKernel(
+        program=program,
+        target=schedule.target,
+        schedule=schedule,
+        plan=plan,
+        source=source,
+        entry=ENTRY,
+        threads_per_block=threads,
+        shared_bytes=body.shared_bytes,
+        workspace_bytes=plan.workspace_bytes,
+        blocks_per_sm=blocks_per_sm,
+        max_blocks=schedule.options.max_blocks,
+        max_work_blocks=max_work_blocks,
+        grid_barriers=plan.grid_barriers,
+        materialized_operations=len(tasks),
+        inlined_operations=_num_inlined(schedule),
+        tensor_core_operations=sum(isinstance(t.plan, ProductPlan) and t.plan.path == "tensor" for t in tasks),
+        direct_outputs=schedule.direct_outputs,
+        direct_state_commits=schedule.direct_state_commits,
+        slots=layout.slots,
+        uses_tensor_table=layout.uses_table,
+        scalars=layout.scalars,
+        params_bytes=layout.size_bytes,
+        inplace_outputs=dict(schedule.inplace_outputs),
+        tasks=tuple(body.tasks),
+        regions=tuple(
+            Region(name, entry.offset_bytes, entry.size_bytes, entry.first_stage, entry.last_stage)
+            for name, entry in plan.all_entries()
+        ),
+    )
+
+
+def _all_stages(schedule: Schedule) -> list[Stage]:
+    found = list(schedule.stages)
+    for stage in schedule.stages:
+        for task in stage.tasks:
+            if task.loop is not None:
+                found += _all_stages(task.loop.schedule)
+    return found
+
+
+def _num_inlined(schedule: Schedule) -> int:
+    total = len(schedule.inlined)
+    for stage in schedule.stages:
+        for task in stage.tasks:
+            if task.loop is not None:
+                total += _num_inlined(task.loop.schedule)
+            elif task.kind == "pointwise":
+                total += sum(op.outputs[0].buffer not in task.stores for op in task.members)
+    return total
+
+
+def _default_blocks_per_sm(max_work_blocks: int, schedule: Schedule) -> int:
+    return 1 if max_work_blocks <= schedule.target.num_sms else 2
+
+
+def _index_type(program: Program, schedule: Schedule) -> str:
+    """32-bit indices where every index fits, those of partial results included."""
+    largest = 0
+    pending = [program, schedule.program]
+    while pending:
+        current = pending.pop()
+        for spec in current.buffers():
+            largest = max(largest, spec.last_index + 1, spec.num_elements)
+        for item in current.operations:
+            if isinstance(item, Loop):
+                pending.append(item.body)
+            for spec in item.tensor_inputs:
+                largest = max(largest, spec.num_elements)
+        largest = max([largest, *(spec.num_elements for spec in current.outputs)])
+    for stage in _all_stages(schedule):
+        for task in stage.tasks:
+            if task.loop is not None:
+                pending_specs = list(task.loop.schedule.program.buffers())
+                largest = max([largest, *(spec.num_elements for spec in pending_specs)])
+    return "int" if largest < _INDEX_LIMIT else "long long"
+
+
+def _title(program: Program, schedule: Schedule, plan: MemoryPlan) -> list[str]:
+    lines = [
+        f"Training step in one cooperative kernel: {len(program.operations)} operations, {schedule.num_stages} stages, "
+        f"{plan.grid_barriers} grid barriers, {plan.workspace_bytes} bytes of workspace.",
+        f"Generated by trainkernel for target {schedule.target.name}. Do not edit.",
+    ]
+    return [comment(line) for line in lines]
+
+
+def _prelude(templates: set[str]) -> list[str]:
+    needed = _ALWAYS | templates
+    return [_template(name) for name in _TEMPLATES if name in needed]
+
+
+def _template(name: str) -> str:
+    path = files("trainkernel.codegen") / "cuda" / f"{name}.cuh"
+    return path.read_text(encoding="ascii")
+
+
+def _params_struct(layout: ParameterLayout) -> list[str]:
+    lines = ["struct TkParams {", "  unsigned char* workspace;", "  unsigned long long barrier_timeout_ns;"]
+    if layout.uses_table:
+        lines.append("  void* const* tensors;")
+    else:
+        for slot in layout.slots:
+            name = f"in_{slot.name}" if slot.kind == "input" else f"out_{slot.index}"
+            lines.append(f"  void* {name};")
+    lines += [f"  {'int' if slot.dtype == 'int32' else 'float'} scalar_{slot.name};" for slot in layout.scalars]
+    lines.append("};")
+    return lines
+
+
+def _kernel_text(body: _Body, threads: int) -> list[str]:
+    lines = [
+        "#ifndef TRAINKERNEL_ENTRY",
+        f"#define TRAINKERNEL_ENTRY {ENTRY}",
+        "#endif",
+        "",
+        f'extern "C" __global__ void __launch_bounds__({threads}) TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {{',
+        "  TkBarrier barrier = tk_barrier_init(p.workspace, p.barrier_timeout_ns);",
+    ]
+    if body.shared_bytes:
+        lines.append("  TK_DYNAMIC_SHARED(shared);")
+    return lines + body.lines + ["}"]
+
+
+def _host_tensor(slot: Slot, program: Program, inplace_outputs: Mapping[int, int]) -> HostTensor:
+    if slot.kind == "input":
+        spec = program.inputs[slot.index]
+        assert isinstance(spec, TensorSpec)
+        span = max(spec.last_index + 1 - spec.offset, 0)
+        in_place = slot.index in inplace_outputs.values()
+    else:
+        spec = program.outputs[slot.index]
+        span, in_place = spec.num_elements, False
+    return HostTensor(slot.kind, slot.name, spec.dtype, span * _itemsize(spec.dtype), slot.alignment_bytes, in_place)
+
+
+def _host_scalar(slot: ScalarSlot) -> HostScalar:
+    minimum = 0 if slot.maximum is not None else None
+    return HostScalar(slot.name, slot.dtype, slot.offset_bytes, minimum, slot.maximum)
+
+
+def _stage_names(tasks: list[TaskInfo], num_stages: int) -> tuple[str, ...]:
+    names: list[list[str]] = [[] for _ in range(num_stages)]
+    for task in tasks:
+        names[task.stage].append(task.name)
+    return tuple(", ".join(stage) for stage in names)

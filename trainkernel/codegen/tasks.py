@@ -1,0 +1,341 @@
+"""One ``__device__`` function per task: comment, pointers, and a call of the template that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainkernel.access import AccessWalker, ReductionSpace
+from trainkernel.codegen.text import comment
+from trainkernel.codegen.values import PointerText, TaskScope, ValueScope, rounded, store
+from trainkernel.indexing import ZERO, Index, Variable, delinearize, linearize, variable
+from trainkernel.ir import Operation, TensorSpec
+from trainkernel.memory import Frame
+from trainkernel.placement import elements_per_thread
+from trainkernel.products import ProductPlan, ReductionPlan, ceil_div
+from trainkernel.schedule import Task
+
+_FORMATS = {"float16": "TkFloat16Format", "bfloat16": "TkBfloat16Format"}
+_INDENT = "  "
+
+
+@dataclass(frozen=True)
+class TaskFunction:
+    """A task's function: its text, its name, what of the prelude it needs, its shared memory."""
+
+    name: str
+    text: str
+    templates: frozenset[str]
+    shared_bytes: int
+
+
+def emit_task(
+    task: Task, task_id: int, stage: int, frame: Frame, base: PointerText, scalar: PointerText
+) -> TaskFunction:
+    """The function of one task (any kind but a loop)."""
+    emitter = _TaskEmitter(task, frame, base, scalar)
+    body = {
+        "pointwise": emitter.pointwise,
+        "copy": emitter.copy,
+        "reduction": emitter.reduction,
+        "product": emitter.product,
+    }[task.kind]()
+    name = f"task_{task_id}_{task.name}"
+    steps = "".join(f", int step_{depth}" for depth in range(frame.depth))
+    shared = ", unsigned char* shared" if emitter.shared_bytes else ""
+    lines = [comment(f"Task {task_id}, stage {stage}: {line}" if i == 0 else f"  {line}") for i, line in enumerate(_describe(task))]
+    lines.append(f"__device__ __forceinline__ void {name}(const TkParams& p, int piece{shared}{steps}) {{")
+    lines += [_INDENT + line for line in emitter.scope.prologue() + body]
+    lines.append("}")
+    return TaskFunction(name, "\n".join(lines), frozenset(emitter.templates), emitter.shared_bytes)
+
+
+def _describe(task: Task) -> list[str]:
+    if task.copy is not None:
+        return [str(task)]
+    return [str(task)] + [str(operation) for operation in task.operations]
+
+
+class _TaskEmitter:
+    def __init__(self, task: Task, frame: Frame, base: PointerText, scalar: PointerText) -> None:
+        self.task = task
+        self.frame = frame
+        self.scope = TaskScope(frame, base, scalar, hoist=task.num_elements > 1)
+        self.templates: set[str] = {"reduce"}
+        self.shared_bytes = 0
+        self.threads = frame.schedule.options.threads
+
+    # ------------------------------------------------------------------ members and stores
+
+    def _epilogue(self, registers: dict[str, str], element: Index) -> list[str]:
+        """Members at the task's element, then the stores."""
+        values = ValueScope(self.scope, registers, element)
+        for operation in self.task.members:
+            values.member(operation, element)
+        stores = [self._store(name, registers[name], element) for name in self.task.stores]
+        return values.lines + stores
+
+    def _store(self, buffer: str, value: str, element: Index) -> str:
+        storage = self.frame.storage(buffer)
+        return store(self.scope.pointer(buffer, storage, const=False), element, value, storage.dtype)
+
+    # ------------------------------------------------------------------ pointwise and copies
+
+    def pointwise(self) -> list[str]:
+        element = variable("i", self.task.num_elements)
+        registers: dict[str, str] = {}
+        values = ValueScope(self.scope, registers, element)
+        for operation in self.task.members:
+            values.member(operation, element)
+        results = [(name, registers[name]) for name in self.task.stores]
+        stores = [(self._store(name, "{}", element), value) for name, value in results]
+        return self._elementwise(values.lines, stores)
+
+    def copy(self) -> list[str]:
+        copy = self.task.copy
+        assert copy is not None
+        element = variable("i", self.task.num_elements)
+        destination = self.frame.destination(copy.destination, copy.dtype)
+        pointer = self.scope.pointer("destination", destination, const=False)
+        values = ValueScope(self.scope, {}, element)
+        if copy.source is None:
+            value = "0.0f"
+        else:
+            value = values.operand(copy.source, delinearize(element, copy.shape))
+        return self._elementwise(values.lines, [(store(pointer, element, "{}", destination.dtype), value)])
+
+    def _elementwise(self, lines: list[str], stores: list[tuple[str, str]]) -> list[str]:
+        """The loop of one thread over its elements; all loads come before all stores."""
+        total = self.task.num_elements
+        unroll = elements_per_thread(total, self.threads, self.frame.schedule.target)
+        first = f"piece * {self.threads * unroll} + (tk_index)threadIdx.x"
+        guard = total % (self.threads * unroll) != 0
+        if unroll == 1:
+            body = lines + [text.format(value) for text, value in stores]
+            head = [f"const tk_index i = (tk_index){first};"]
+            return head + (_block(f"if (i < {total})", body) if guard else body)
+        names = [f"o_{number}" for number in range(len(stores))]
+        keep = [f"{name}[u] = {value};" for name, (_, value) in zip(names, stores, strict=True)]
+        write = [text.format(f"{name}[u]") for name, (text, _) in zip(names, stores, strict=True)]
+        result = [f"const tk_index first = (tk_index){first};", f"float {', '.join(f'{name}[{unroll}]' for name in names)};"]
+        for body in (lines + keep, write):
+            inner = [f"const tk_index i = first + u * {self.threads};"]
+            inner += _block(f"if (i < {total})", body) if guard else body
+            result += ["#pragma unroll"] + _block(f"for (int u = 0; u < {unroll}; ++u)", inner)
+        return result
+
+    # ------------------------------------------------------------------ reductions
+
+    def reduction(self) -> list[str]:
+        plan, root = self.task.plan, self.task.root
+        assert isinstance(plan, ReductionPlan) and root is not None
+        row_pieces = ceil_div(plan.rows, plan.rows_per_piece)
+        lines: list[str] = []
+        begin, end = "0", str(plan.count)
+        piece = "piece"
+        if plan.partials > 1:
+            piece = f"piece % {row_pieces}"
+            lines.append(f"const tk_index begin = (tk_index)(piece / {row_pieces}) * {plan.chunk};")
+            lines.append(f"const tk_index end = tk_min(begin + {plan.chunk}, (tk_index){plan.count});")
+            begin, end = "begin", "end"
+        lines.append(f"const tk_index r = {self._row(plan, piece)};")
+        lines += self._load_element(root, plan)
+        results, reduce_lines = self._reduce_calls(root, plan, begin, end)
+        element: Index = variable("r", plan.rows)
+        if root.op == "reduce_partials":
+            element = linearize((variable("c", plan.partials), element), (plan.rows, 1))
+            reduce_lines.append(f"const tk_index c = piece / {row_pieces};" if plan.partials > 1 else "")
+        registers = {spec.buffer: name for spec, name in zip(root.outputs, results, strict=True)}
+        finish = self._epilogue(registers, element)
+        inside = f"r < {plan.rows}"
+        if plan.path == "thread":
+            return lines + _block(f"if ({inside})", reduce_lines + finish)
+        if plan.path == "warp":
+            return lines + _block(f"if ({inside})", reduce_lines + _block("if (threadIdx.x % 32 == 0)", finish))
+        if plan.path == "block":
+            return lines + reduce_lines + _block("if (threadIdx.x == 0)", finish)
+        return lines + reduce_lines + _block(f"if (threadIdx.x < 32 && {inside})", finish)
+
+    def _row(self, plan: ReductionPlan, piece: str) -> str:
+        if plan.path == "thread":
+            return f"(tk_index)({piece}) * {self.threads} + threadIdx.x"
+        if plan.path == "warp":
+            return f"(tk_index)({piece}) * {self.threads // 32} + threadIdx.x / 32"
+        if plan.path == "block":
+            return piece
+        return f"(tk_index)({piece}) * 32 + threadIdx.x % 32"
+
+    def _load_element(self, root: Operation, plan: ReductionPlan) -> list[str]:
+        source = root.inputs[0]
+        assert isinstance(source, TensorSpec)
+        space = ReductionSpace.of(root)
+        values = ValueScope(self.scope, {}, None)
+        text = "0.0f"
+        if source.num_elements:
+            coordinates = space.coordinates(variable("r", plan.rows), variable("k", plan.count))
+            text = values.operand(source, coordinates)
+        return _lambda("load", "tk_index k", values.lines, text)
+
+    def _reduce_calls(self, root: Operation, plan: ReductionPlan, begin: str, end: str) -> tuple[list[str], list[str]]:
+        if root.op == "softmax_stats":
+            return self._softmax_calls(root, plan, begin, end)
+        kind = root.attrs.get("reduce", "max" if root.op == "max" else "sum")
+        out = root.outputs[0]
+        call = self._reduce_call("TkMax" if kind == "max" else "TkSum", plan, begin, end, "load", everyone=False)
+        values = ValueScope(self.scope, {}, None)
+        divisor = plan.count if root.op == "mean" else root.attrs.get("divisor", 1)
+        if root.op == "mean" or divisor != 1:
+            # Not scaled(): the mean of no elements is 0 / 0.
+            call = f"__fdiv_rn({call}, {float(divisor)}f)"
+        name = self.scope.fresh(out.buffer)
+        return [name], values.lines + [f"const float {name} = {rounded(call, out.dtype)};"]
+
+    def _softmax_calls(self, root: Operation, plan: ReductionPlan, begin: str, end: str) -> tuple[list[str], list[str]]:
+        largest, total = (self.scope.fresh(spec.buffer) for spec in root.outputs)
+        lines = [f"const float largest = {self._reduce_call('TkMax', plan, begin, end, 'load', everyone=True)};"]
+        # An infinite maximum must not meet itself as inf - inf.
+        body = ["const float x = load(k);"]
+        lines += _lambda("load_exp", "tk_index k", body, "x == largest ? 1.0f : expf(__fsub_rn(x, largest))")
+        call = self._reduce_call("TkSum", plan, begin, end, "load_exp", everyone=False)
+        lines.append(f"const float {largest} = {rounded('largest', root.outputs[0].dtype)};")
+        lines.append(f"const float {total} = {rounded(call, root.outputs[1].dtype)};")
+        return [largest, total], lines
+
+    def _reduce_call(self, op: str, plan: ReductionPlan, begin: str, end: str, load: str, *, everyone: bool) -> str:
+        flag = "true" if everyone else "false"
+        if plan.path == "thread":
+            return f"tk_reduce_lane<{op}, 1>({begin}, {end}, {load})"
+        if plan.path == "warp":
+            return f"tk_reduce_warp<{op}>({begin}, {end}, {load})"
+        if plan.path == "block":
+            self.shared_bytes = max(self.shared_bytes, self.threads // 32 * 4)
+            return f"tk_reduce_block<{op}, {self.threads}, {flag}>({begin}, {end}, (float*)shared, {load})"
+        self.shared_bytes = max(self.shared_bytes, self.threads * 4)
+        inside = f"r < {plan.rows}"
+        return f"tk_reduce_columns<{op}, {self.threads}, {flag}>({inside}, {begin}, {end}, (float*)shared, {load})"
+
+    # ------------------------------------------------------------------ products
+
+    def product(self) -> list[str]:
+        plan, root = self.task.plan, self.task.root
+        assert isinstance(plan, ProductPlan) and root is not None
+        if plan.path == "thin":
+            return self._thin(plan, root)
+        if plan.path in ("gemv", "gemv_t"):
+            return self._vector(plan, root)
+        return self._tiles(plan, root)
+
+    def _operands(self, root: Operation) -> tuple[TensorSpec, TensorSpec]:
+        a, b = root.inputs[-2:]
+        assert isinstance(a, TensorSpec) and isinstance(b, TensorSpec)
+        return a, b
+
+    def _load(self, name: str, operand: TensorSpec, coordinates: Sequence[Index], arguments: str) -> list[str]:
+        values = ValueScope(self.scope, {}, None)
+        text = values.operand(operand, coordinates) if operand.num_elements else "0.0f"
+        return _lambda(name, arguments, values.lines, text)
+
+    def _finish(self, root: Operation, coordinates: Sequence[Index], element: Index) -> list[str]:
+        """From the accumulated ``sum`` to the stores."""
+        out = root.outputs[0]
+        values = ValueScope(self.scope, {}, None)
+        bias = root.inputs[:-2] if root.attrs.get("beta", 1) != 0 else ()
+        name = self.scope.fresh(out.buffer)
+        text = values.scaled("sum", root, bias, coordinates)
+        lines = values.lines + [f"const float {name} = {rounded(text, out.dtype)};"]
+        return lines + self._epilogue({out.buffer: name}, element)
+
+    def _depth(self, plan: ProductPlan, root: Operation) -> int:
+        return 0 if root.attrs.get("alpha", 1) == 0 else plan.k
+
+    def _thin(self, plan: ProductPlan, root: Operation) -> list[str]:
+        self.templates.add("product_vector")
+        a, b = self._operands(root)
+        element = variable("i", plan.m * plan.n)
+        m, n = delinearize(element, (plan.m, plan.n))
+        k = variable("k", plan.k)
+        body = self._load("load_a", a, (m, k), "tk_index k") + self._load("load_b", b, (k, n), "tk_index k")
+        body.append(f"const float sum = tk_thin_product({self._depth(plan, root)}, load_a, load_b);")
+        body += self._finish(root, (m, n), element)
+        head = [f"const tk_index i = (tk_index)piece * {self.threads} + threadIdx.x;"]
+        return head + _block(f"if (i < {plan.m * plan.n})", body)
+
+    def _vector(self, plan: ProductPlan, root: Operation) -> list[str]:
+        self.templates.add("product_vector")
+        a, b = self._operands(root)
+        outputs = max(plan.m, plan.n)
+        o, k = variable("o", outputs), variable("k", plan.k)
+        if plan.path == "gemv":
+            vector, matrix, coordinates = self._load("load_vector", a, (ZERO, k), "tk_index k"), (b, (k, o)), (ZERO, o)
+        else:
+            vector, matrix, coordinates = self._load("load_vector", b, (k, ZERO), "tk_index k"), (a, (o, k)), (o, ZERO)
+        lines = vector + self._load("load_matrix", *matrix, "tk_index o, tk_index k")
+        lines += _lambda("store", "tk_index o, float sum", self._finish(root, coordinates, o), None)
+        depth = self._depth(plan, root)
+        if self._along(*matrix, "k", "o"):
+            call = f"tk_vector_product_warps<{self.threads}>(piece * 32, {outputs}, {depth}, load_vector, load_matrix, store);"
+        else:
+            self.shared_bytes = self.threads * 4
+            call = f"tk_vector_product_lanes<{self.threads}>(piece * 32, {outputs}, {depth}, (float*)shared, load_vector, load_matrix, store);"
+        return lines + [call]
+
+    def _tiles(self, plan: ProductPlan, root: Operation) -> list[str]:
+        a, b = self._operands(root)
+        m, n, k = variable("m", plan.m), variable("n", plan.n), variable("k", plan.k)
+        lines = self._load("load_a", a, (m, k), "tk_index m, tk_index k")
+        lines += self._load("load_b", b, (k, n), "tk_index k, tk_index n")
+        element = linearize((m, n), (plan.n, 1))
+        tiles_n = ceil_div(plan.n, plan.tile_n)
+        tile = f"piece % {plan.num_tiles}" if plan.split > 1 else "piece"
+        begin, end = "0", str(self._depth(plan, root))
+        if plan.split > 1:
+            element = linearize((variable("s", plan.split), m, n), (plan.m * plan.n, plan.n, 1))
+            lines.append(f"const tk_index s = piece / {plan.num_tiles};")
+            begin = f"s * {plan.chunk}"
+            end = f"tk_min((s + 1) * {plan.chunk}, (tk_index){plan.k})"
+        lines += _lambda("store", "tk_index m, tk_index n, float sum", self._finish(root, (m, n), element), None)
+        lines.append(f"const tk_index m0 = (tk_index)({tile}) / {tiles_n} * {plan.tile_m};")
+        lines.append(f"const tk_index n0 = (tk_index)({tile}) % {tiles_n} * {plan.tile_n};")
+        along = ", ".join(
+            "true" if flag else "false" for flag in (self._along(a, (m, k), "k", "m"), self._along(b, (k, n), "k", "n"))
+        )
+        sizes = f"{plan.tile_m}, {plan.tile_n}, {plan.tile_k}, {self.threads}"
+        bounds = f"m0, n0, {plan.m}, {plan.n}, {begin}, {end}"
+        if plan.path == "tensor":
+            self.templates.add("product_tensor")
+            skew = plan.skew_bytes // 2
+            self.shared_bytes = 2 * 2 * (plan.tile_k + skew) * (plan.tile_m + plan.tile_n)
+            head = f"tk_tensor_product<{_FORMATS[a.dtype]}, {sizes}, {skew}, {along}>"
+            return lines + [f"{head}({bounds}, (unsigned short*)shared, load_a, load_b, store);"]
+        self.templates.add("product_tile")
+        skew = plan.skew_bytes // 4
+        self.shared_bytes = 2 * 4 * plan.tile_k * (plan.tile_m + plan.tile_n + 2 * skew)
+        return lines + [f"tk_tile_product<{sizes}, {skew}, {along}>({bounds}, (float*)shared, load_a, load_b, store);"]
+
+    def _along(self, operand: TensorSpec, coordinates: Sequence[Index], first: str, second: str) -> bool:
+        """Whether neighbours in memory are neighbours along ``first`` rather than ``second``."""
+        votes = 0
+        for access in AccessWalker(self.scope.inlined).operand(operand, coordinates):
+            if access.buffer not in self.frame.schedule.places:
+                continue
+            weight = self.frame.storage(access.buffer).size_bytes
+            votes += weight * (_unit_stride(access.index, first) - _unit_stride(access.index, second))
+        return votes > 0
+
+
+def _unit_stride(index: Index, name: str) -> bool:
+    return any(isinstance(atom, Variable) and atom.name == name and scale == 1 for atom, scale in index.terms)
+
+
+def _block(head: str, body: list[str]) -> list[str]:
+    return [f"{head} {{", *(_INDENT + line for line in body if line), "}"]
+
+
+def _lambda(name: str, arguments: str, body: list[str], result: str | None) -> list[str]:
+    """A local function object."""
+    if result is not None:
+        body = [*body, f"return {result};"]
+    kind = "" if result is None else " -> float"
+    return [f"auto {name} = [&]({arguments}){kind} {{", *(_INDENT + line for line in body), "};"]
+
+

@@ -1,0 +1,147 @@
+"""Program to Kernel: ``compile`` picks the device and the target, generates, builds and loads.
+
+A Kernel keeps every stage it was made through (``program``, ``schedule``, ``plan``, ``source``,
+``cubin``) and is called with the program's inputs.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+from trainkernel.errors import OptionError
+from trainkernel.ir import Program
+from trainkernel.kernel import GpuKernel, HostBound, HostKernel, Kernel
+from trainkernel.runtime import driver, nvrtc
+from trainkernel.target import PRESETS, Target
+
+__all__ = ["GpuKernel", "HostBound", "HostKernel", "Kernel", "ReferenceWarning", "compile"]
+
+HOST_DEVICES = ("emulator", "reference")
+
+
+class ReferenceWarning(UserWarning):
+    """No device was named and there is no GPU, so the NumPy reference runs."""
+
+
+def compile(
+    program: Program,
+    *,
+    device: str | None = None,
+    arch: str | None = None,
+    barrier_timeout_ms: float | None = None,
+    **options: Any,
+) -> Kernel:
+    """Compile a Program.
+
+    Parameters
+    ----------
+    program : Program
+    device : str, optional
+        ``"cuda"`` (the current device), ``"cuda:1"``, ``"emulator"`` or ``"reference"``. None: the
+        environment's ``TRAINKERNEL_DEVICE``, else a GPU where there is one, else the reference,
+        told once by a ``ReferenceWarning``.
+    arch : str, optional
+        Architecture to compile for, for example ``"sm_90a"``; by default the device's own.
+        Without ``device``, the kernel has a source and a cubin and cannot be called.
+    barrier_timeout_ms : float, optional
+        On a GPU: a barrier not passed in that time ends the kernel and is reported by ``check`` of
+        a bound launch and by a call, which then waits for the launch. None: barriers wait for ever.
+    **options
+        Those of ``trainkernel.codegen.generate``. Without ``target``, the preset of the
+        architecture is used where there is one, else the portable target, never the device's own
+        numbers: the same program gives the same bits on devices that differ in size.
+
+    Raises
+    ------
+    ProgramError, OptionError
+        If the program or an option breaks a rule.
+    DeviceError
+        If a GPU is asked for and cannot be used; the same error each time.
+    CompileError
+        If NVRTC refuses.
+    LaunchError
+        If not one block can be resident.
+    """
+    from trainkernel.codegen import generate
+
+    timeout_ns = _timeout_ns(barrier_timeout_ms)
+    if arch is not None:
+        nvrtc.check_arch(arch)
+        if arch not in PRESETS and int("".join(filter(str.isdigit, arch))) < 80:
+            Target.preset(arch)  # raises: older than the oldest supported
+    name = None if device is None and arch is not None else _device_name(device)
+    facts = None
+    if name is not None and name not in HOST_DEVICES:
+        facts = driver.device_facts(_device_index(name))
+        arch = _arch_on_device(facts, arch, options.get("target"))
+    if options.get("target") is None:
+        options.pop("target", None)
+        if arch is not None:
+            options["target"] = Target.preset(arch if arch in PRESETS else "portable")
+    stats = generate(program, **options)
+    if facts is not None:
+        assert arch is not None
+        return GpuKernel(program, stats, facts.index, arch, timeout_ns)
+    if name is None:
+        return Kernel(program, stats, None, arch)
+    return HostKernel(program, stats, name, arch, timeout_ns)
+
+
+_reference_told = False
+
+
+def _device_name(device: str | None) -> str:
+    global _reference_told
+    asked = "device" if device is not None else "TRAINKERNEL_DEVICE"
+    chosen = device if device is not None else os.environ.get("TRAINKERNEL_DEVICE") or None
+    if chosen is None:
+        if driver.is_available():
+            return "cuda"
+        if not _reference_told:
+            _reference_told = True
+            warnings.warn(
+                "no device was named and there is no GPU: kernels run as the NumPy reference, on the CPU. "
+                "Pass device='reference' (or 'emulator'), or set TRAINKERNEL_DEVICE, to choose it.",
+                ReferenceWarning,
+                stacklevel=3,
+            )
+        return "reference"
+    index = chosen.removeprefix("cuda:") if isinstance(chosen, str) else ""
+    if chosen not in ("cuda", *HOST_DEVICES) and not (index != chosen and index.isdecimal()):
+        raise OptionError(f"{asked} must be 'cuda', 'cuda:<index>', 'emulator' or 'reference', got {chosen!r}")
+    return str(chosen)
+
+
+def _device_index(name: str) -> int:
+    """The index of ``cuda:1``; of ``cuda``: the device that is current in this thread, else 0."""
+    if name != "cuda":
+        driver.require_driver()
+        return int(name.removeprefix("cuda:"))
+    return driver.current_device_index()
+
+
+def _arch_on_device(facts: driver.DeviceFacts, arch: str | None, target: Any) -> str:
+    """The architecture to compile for on a device, refused where the device could not run it."""
+    number = int(facts.arch.removeprefix("sm_"))
+    asked, source = (arch, "arch") if arch is not None else (getattr(target, "arch", None), "target")
+    if asked is None:
+        return facts.arch
+    wanted = int(asked.removeprefix("sm_").rstrip("af"))
+    specific = asked[-1] in "af"
+    other = wanted // 10 != number // 10 or wanted > number
+    if (specific and wanted != number) or (source == "arch" and other):
+        raise OptionError(
+            f"{source}={asked!r} does not run on device {facts.index} ({facts.name}), which is {facts.arch}; "
+            "leave it out, or compile with arch= and no device"
+        )
+    return asked if specific or source == "arch" else facts.arch
+
+
+def _timeout_ns(milliseconds: float | None) -> int:
+    if milliseconds is None:
+        return 0
+    if isinstance(milliseconds, bool) or not isinstance(milliseconds, (int, float)) or not 0 < milliseconds < 1e9:
+        raise OptionError(f"barrier_timeout_ms must be None or a positive number of milliseconds, got {milliseconds!r}")
+    return max(1, int(milliseconds * 1e6))

@@ -1,0 +1,366 @@
+"""From emitted CUDA sources to loaded shared objects, by the host's C++ compiler.
+
+Two kinds of object are built, both kept in a private cache directory under the hash of all that
+they are made from: the runtime (fibers, barriers, race detector), once per compiler, and one
+object for each list of sources that are compiled together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import importlib.resources
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainkernel.errors import CompileError
+
+_RUNTIME_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off", "-w")
+# No contraction, no fast math: additions, products, divisions and square roots round as on the device.
+_PROGRAM_FLAGS = (
+    "-std=c++17",
+    "-O1",
+    "-fPIC",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-strict-aliasing",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-stack-protector",
+    "-fno-asynchronous-unwind-tables",
+    "-fvisibility=hidden",
+    "-w",
+)
+_RUNTIME_FILES = (
+    "abi.h",
+    "fibers.h",
+    "state.h",
+    "races.h",
+    "hooks.h",
+    "scheduler.h",
+    "warp.h",
+    "signals.h",
+    "launch.h",
+    "runtime.cpp",
+)
+_MAX_CACHE_BYTES = 256 * 1024 * 1024
+_MAX_ERROR_LINES = 30
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C++17 compiler of this host.
+
+    Attributes
+    ----------
+    command : tuple of str
+        The command and leading arguments.
+    version : str
+        What it prints for ``--version``; part of every cache key.
+    machine_flags : tuple of str
+        Flags that this machine allows (``-mfma``).
+    """
+
+    command: tuple[str, ...]
+    version: str
+    machine_flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class EmulatedKernel:
+    """A compiled program: the function that runs one CUDA thread of it.
+
+    Attributes
+    ----------
+    entry : int
+        Address of ``void entry(const void* params)``.
+    check_races : bool
+        Whether the object calls the race detector's hooks.
+    library : ctypes.CDLL
+        Kept so that the code stays loaded as long as the kernel lives.
+    """
+
+    entry: int
+    check_races: bool
+    library: ctypes.CDLL
+
+
+def install_hint() -> str:
+    """What to install to get a C++ compiler."""
+    if sys.platform == "darwin":
+        return "Install the Xcode command line tools: xcode-select --install"
+    return "Install one (Debian, Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++) or name one in $CXX"
+
+
+def find_compiler() -> Compiler | None:
+    """The host's C++ compiler: ``$CXX``, then g++, clang++, c++; None if there is none."""
+    return _find_compiler(os.environ.get("CXX", ""), os.environ.get("PATH", ""))
+
+
+def is_available() -> bool:
+    """Whether programs can be emulated on this host."""
+    return find_compiler() is not None and platform.machine().lower() in ("x86_64", "amd64", "aarch64", "arm64")
+
+
+def require_compiler() -> Compiler:
+    """The host's C++ compiler.
+
+    Raises
+    ------
+    CompileError
+        If there is none.
+    """
+    compiler = find_compiler()
+    if compiler is None:
+        tried = "$CXX, g++, clang++, c++" if os.environ.get("CXX") else "g++, clang++, c++"
+        raise CompileError(f"the emulator needs a C++17 compiler and found none (tried {tried}). {install_hint()}.")
+    return compiler
+
+
+@functools.lru_cache(maxsize=8)
+def _find_compiler(cxx: str, path: str) -> Compiler | None:
+    for candidate in (cxx, "g++", "clang++", "c++"):
+        words = tuple(shlex.split(candidate))
+        if not words or shutil.which(words[0], path=path or None) is None:
+            continue
+        try:
+            done = subprocess.run([*words, "--version"], capture_output=True, text=True, timeout=60, check=False)
+        except OSError:
+            continue
+        if done.returncode == 0:
+            flags = ("-mfma",) if _has_fma() else ()
+            return Compiler(words, done.stdout.strip(), flags)
+    return None
+
+
+def _has_fma() -> bool:
+    """Whether this x86 CPU has FMA; elsewhere the compiler needs no flag, or libm's fmaf does it."""
+    try:
+        return re.search(r"^flags\s*:.*\bfma\b", Path("/proc/cpuinfo").read_text(), re.MULTILINE) is not None
+    except OSError:
+        return False
+
+
+@functools.cache
+def _shim_text(name: str) -> str:
+    return (importlib.resources.files("trainkernel.emulator") / "shim" / name).read_text(encoding="utf-8")
+
+
+def _is_private(directory: Path) -> bool:
+    """Whether only this user can write there: what is loaded from it is code."""
+    if not hasattr(os, "getuid"):
+        return True
+    status = directory.stat()
+    return status.st_uid == os.getuid() and not status.st_mode & 0o022
+
+
+@functools.cache
+def _temporary_directory() -> Path:
+    holder = tempfile.TemporaryDirectory(prefix="trainkernel-emulator-")
+    weakref.finalize(_temporary_directory, holder.cleanup)
+    return Path(holder.name)
+
+
+@functools.lru_cache(maxsize=8)
+def _cache_directory(configured: str, fallback: str) -> Path:
+    """The private cache directory; a temporary one where it cannot be had."""
+    root = Path(configured) if configured else Path(fallback) / "trainkernel"
+    directory = root / "emulator"
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if _is_private(directory) and os.access(directory, os.W_OK | os.X_OK):
+            _prune(directory)
+            return directory
+    except OSError:
+        pass
+    return _temporary_directory()
+
+
+def cache_directory() -> Path:
+    """Where compiled objects are kept: ``$TRAINKERNEL_CACHE_DIR``, else the user's cache directory."""
+    fallback = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return _cache_directory(os.environ.get("TRAINKERNEL_CACHE_DIR", ""), fallback)
+
+
+def _prune(directory: Path) -> None:
+    """Keep the cache below its bound: the objects not used for longest go first."""
+    entries = []
+    for path in directory.iterdir():
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            entries.append((status.st_mtime, status.st_size, path))
+    total = sum(size for _, size, _ in entries)
+    for _, size, path in sorted(entries, key=lambda entry: entry[0]):
+        if total <= _MAX_CACHE_BYTES:
+            break
+        with contextlib.suppress(OSError):
+            path.unlink()
+        total -= size
+
+
+def _key(*parts: str) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode()
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()[:40]
+
+
+def _compile(command: Sequence[str], text: str, what: str) -> None:
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, text=True, encoding="utf-8", check=False)
+    except OSError as error:
+        raise CompileError(f"cannot run the C++ compiler {command[0]!r}: {error}. {install_hint()}.") from error
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        shown = "\n".join(lines[:_MAX_ERROR_LINES])
+        raise CompileError(f"the C++ compiler {command[0]!r} refused {what}:\n{shown}")
+
+
+def _build(compiler: Compiler, flags: Sequence[str], link: Sequence[str], text: str, path: Path, what: str) -> None:
+    """Compile ``text`` to the shared object ``path``; other processes see all of it or nothing."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".building-", suffix=".so")
+    os.close(handle)
+    try:
+        head = [*compiler.command, *flags]
+        if sys.platform == "darwin":
+            # There the driver would link the sanitizer's own runtime: compile and link apart.
+            _compile([*head, "-x", "c++", "-c", "-", "-o", name + ".o"], text, what)
+            _compile([*compiler.command, "-shared", "-undefined", "dynamic_lookup", name + ".o", "-o", name], "", what)
+            os.unlink(name + ".o")
+        else:
+            _compile([*head, "-shared", "-x", "c++", "-", "-x", "none", *link, "-o", name], text, what)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def _load(path: Path, mode: int) -> ctypes.CDLL | None:
+    try:
+        library = ctypes.CDLL(str(path), mode=mode)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)
+    return library
+
+
+def _load_or_build(
+    compiler: Compiler, flags: Sequence[str], link: Sequence[str], text: str, mode: int, what: str
+) -> ctypes.CDLL:
+    key = _key(compiler.version, "\0".join([*compiler.command, *flags, *link]), text)
+    path = cache_directory() / f"{key}.so"
+    library = _load(path, mode) if path.exists() else None
+    if library is None:
+        try:
+            _build(compiler, flags, link, text, path, what)
+        except OSError:
+            path = _temporary_directory() / path.name
+            _build(compiler, flags, link, text, path, what)
+        library = _load(path, mode)
+    if library is None:
+        raise CompileError(f"cannot load {path}, just compiled from {what}; is its directory mounted noexec?")
+    return library
+
+
+_runtime_lock = threading.Lock()
+
+
+def load_runtime() -> ctypes.CDLL:
+    """The emulator's runtime, built at first use; its symbols are visible to the programs."""
+    with _runtime_lock:
+        return _load_runtime()
+
+
+@functools.cache
+def _load_runtime() -> ctypes.CDLL:
+    compiler = require_compiler()
+    pieces = []
+    for name in _RUNTIME_FILES:
+        for line in _shim_text(name).splitlines():
+            if not line.startswith(('#include "', "#pragma once")):
+                pieces.append(line)
+    text = "\n".join(_hoist_includes(pieces)) + "\n"
+    library = _load_or_build(compiler, _RUNTIME_FLAGS, (), text, os.RTLD_NOW | os.RTLD_GLOBAL, "its runtime")
+    library.tk_emu_launch.restype = None
+    library.tk_emu_launch.argtypes = [ctypes.c_void_p]
+    library.tk_emu_request_bytes.restype = ctypes.c_uint32
+    return library
+
+
+def _hoist_includes(lines: Sequence[str]) -> list[str]:
+    """System headers first: the runtime is pasted together to one text, so that its key is its content."""
+    includes = [line for line in lines if line.startswith(("#include", "#define _GNU_SOURCE"))]
+    includes.sort(key=lambda line: line.startswith("#include"))
+    rest = [line for line in lines if not line.startswith(("#include", "#define _GNU_SOURCE"))]
+    return [*dict.fromkeys(includes), *rest]
+
+
+def _program_text(sources: Sequence[str]) -> str:
+    """One translation unit: each source, unchanged, in a namespace of its own."""
+    parts = [_shim_text("shim.h")]
+    for index, source in enumerate(sources):
+        entry = f"tk_program_{index}"
+        parts.append(f"#define TRAINKERNEL_ENTRY {entry}\nnamespace {entry}_space {{")
+        parts.append(f'#line 1 "program_{index}.cu"\n{source}\n')
+        parts.append(
+            f'extern "C" __attribute__((visibility("default"), no_sanitize_thread)) '
+            f"void {entry}_thread(const void* params) {{ {entry}(*static_cast<const TkParams*>(params)); }}\n}}"
+        )
+        # The next source brings its own copy of the prelude.
+        guards = dict.fromkeys(re.findall(r"^\s*#\s*define\s+(TRAINKERNEL_PRELUDE_\w+)", source, re.MULTILINE))
+        parts.extend(f"#undef {guard}" for guard in ("TRAINKERNEL_ENTRY", *guards))
+    return "\n".join(parts) + "\n"
+
+
+def compile_sources(sources: Sequence[str], *, check_races: bool = False) -> list[EmulatedKernel]:
+    """Compile emitted sources, in one run of the compiler, and load them.
+
+    Parameters
+    ----------
+    sources : sequence of str
+        Emitted CUDA sources.
+    check_races : bool
+        Compile with the race detector's hooks (about three times slower to run).
+
+    Raises
+    ------
+    CompileError
+        If there is no compiler, or it refuses a source.
+    """
+    if not sources:
+        return []
+    compiler = require_compiler()
+    load_runtime()
+    flags = [*_PROGRAM_FLAGS, *compiler.machine_flags]
+    if check_races:
+        flags.append("-fsanitize=thread")
+    what = "an emitted source" if len(sources) == 1 else f"one of {len(sources)} emitted sources"
+    # Without the standard libraries on the command line no sanitizer runtime is linked either.
+    library = _load_or_build(compiler, flags, ("-nostdlib", "-lm"), _program_text(sources), os.RTLD_NOW, what)
+    closer = ctypes.CDLL(None).dlclose
+    closer.argtypes = [ctypes.c_void_p]
+    weakref.finalize(library, closer, library._handle).atexit = False
+    kernels = []
+    for index in range(len(sources)):
+        function = getattr(library, f"tk_program_{index}_thread")
+        entry = ctypes.cast(function, ctypes.c_void_p).value
+        assert entry is not None
+        kernels.append(EmulatedKernel(entry, check_races, library))
+    return kernels

@@ -1,0 +1,329 @@
+"""Fusion: which values are evaluated inside their consumers, and which operations share a task.
+
+Three ways to avoid storing a value, tried in this order for each pointwise operation:
+
+1. *epilogue*: it continues a product's or reduction's result element by element, and everything
+   else it reads is there before: it runs in that task, on the value in a register;
+2. *inlining*: each consumer evaluates it at the elements it reads;
+3. *group*: it continues pointwise tasks of the same element count: one task computes all of
+   them, each element in one thread.
+
+A value of a task is stored only if another task, a loop or an output needs it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from trainkernel.access import Access, AccessWalker, ReductionSpace
+from trainkernel.indexing import Index, delinearize, variable
+from trainkernel.ir import Item, Loop, Operation, Program, TensorSpec
+from trainkernel.lowering import INTERNAL_KINDS
+from trainkernel.ops import OPS
+from trainkernel.options import Options
+from trainkernel.products import ceil_div, plan_product
+from trainkernel.target import Target
+
+_EVALUATIONS_PER_US = 7.0e6
+_MAX_SINGLE_USE_US = 1.5
+_MAX_RECOMPUTE_US = 0.5
+_MAX_CHAIN_COST = 200.0
+_PARTIALS_ROOTS = ("product_partials", "reduce_partials")
+
+
+def kind_of(operation: Operation) -> str:
+    """``"pointwise"``, ``"reduction"`` or ``"product"``, internal operations included."""
+    internal = INTERNAL_KINDS.get(operation.op)
+    return internal if internal is not None else OPS[operation.op].kind
+
+
+@dataclass(eq=False)
+class TaskDraft:
+    """A task while it is being formed.
+
+    ``accesses`` are its reads from memory; ``identity`` the buffers that it reads only at its own
+    element and only from members, so that it may overwrite them.
+    """
+
+    kind: str
+    level: int
+    num_elements: int
+    root: Operation | None = None
+    loop: Loop | None = None
+    members: list[Operation] = field(default_factory=list)
+    stores: list[str] = field(default_factory=list)
+    accesses: list[Access] = field(default_factory=list)
+    identity: set[str] = field(default_factory=set)
+    inlined: list[str] = field(default_factory=list)
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        if self.loop is not None:
+            return self.loop.outputs
+        operations = ([self.root] if self.root else []) + self.members
+        return tuple(spec for operation in operations for spec in operation.outputs)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(access.buffer for access in self.accesses))
+
+
+@dataclass(frozen=True)
+class FusedProgram:
+    """Task drafts in program order, and the operations evaluated inside consumers."""
+
+    drafts: tuple[TaskDraft, ...]
+    inlined: Mapping[str, Operation]
+
+
+def form_tasks(program: Program, target: Target, options: Options) -> FusedProgram:
+    """Group the operations of a lowered program into tasks."""
+    live = [item for item in program.operations if any(spec.num_elements for spec in item.outputs)]
+    must_store = {spec.buffer for spec in program.outputs}
+    for item in live:
+        if isinstance(item, Loop):
+            must_store.update(spec.buffer for spec in item.inputs)
+    former = _Former(program, options, _may_inline(program, live, must_store, target, options))
+    for item in live:
+        former.add(item)
+    drafts = former.finish(must_store)
+    return FusedProgram(tuple(drafts), former.inlined)
+
+
+# ---------------------------------------------------------------------------- what may be inlined
+
+
+def _chain_costs(live: list[Item]) -> dict[str, float]:
+    """Cost of evaluating each pointwise value from stored values, if all before it are inlined."""
+    costs: dict[str, float] = {}
+    for item in live:
+        if isinstance(item, Loop) or kind_of(item) != "pointwise":
+            continue
+        if item.op == "combine_partials":
+            own = 4.0 * item.tensor_inputs[0].shape[0]
+        else:
+            own = OPS[item.op].cost + 1.0
+        total = own + sum(costs.get(spec.buffer, 1.0) for spec in item.tensor_inputs)
+        costs[item.outputs[0].buffer] = min(total, 10 * _MAX_CHAIN_COST)
+    return costs
+
+
+def _may_inline(
+    program: Program, live: list[Item], must_store: set[str], target: Target, options: Options
+) -> set[str]:
+    """Buffers of pointwise operations that consumers may evaluate for themselves."""
+    if options.fuse_pointwise is False:
+        return set()
+    costs = _chain_costs(live)
+    inputs = {spec.buffer for spec in program.inputs}
+    evaluations: dict[str, float] = {}
+    positions: dict[str, int] = {}
+    allowed: set[str] = set()
+    for item in reversed(live):
+        count = 0.0
+        if not isinstance(item, Loop):
+            out = item.outputs[0]
+            count = float(out.num_elements)
+            if kind_of(item) == "pointwise" and out.buffer not in must_store:
+                extra_us = (evaluations.get(out.buffer, 0.0) - count) * costs[out.buffer] / _EVALUATIONS_PER_US
+                if _worth_inlining(item, positions.get(out.buffer, 0), extra_us, costs, inputs, options):
+                    allowed.add(out.buffer)
+                    count = evaluations.get(out.buffer, 0.0)
+        for operand, times in _operand_evaluations(item, count, target, options):
+            evaluations[operand] = evaluations.get(operand, 0.0) + times
+            positions[operand] = positions.get(operand, 0) + 1
+    return allowed
+
+
+def _worth_inlining(
+    operation: Operation,
+    num_positions: int,
+    extra_us: float,
+    costs: Mapping[str, float],
+    inputs: set[str],
+    options: Options,
+) -> bool:
+    source = operation.tensor_inputs[0].buffer if operation.tensor_inputs else None
+    if operation.op == "cast" and source in inputs and options.inline_input_casts is not False:
+        return True
+    if options.fuse_pointwise:
+        return num_positions == 1
+    if num_positions == 1:
+        return extra_us < _MAX_SINGLE_USE_US
+    cheap = costs[operation.outputs[0].buffer] <= _MAX_CHAIN_COST
+    if operation.op == "cast" and source in inputs:
+        return False
+    return cheap and (extra_us < _MAX_RECOMPUTE_US or operation.outputs[0].num_elements == 1)
+
+
+def _operand_evaluations(
+    item: Item, count: float, target: Target, options: Options
+) -> list[tuple[str, float]]:
+    """(buffer, elements evaluated) for each tensor operand position of an item."""
+    if isinstance(item, Loop):
+        return [(spec.buffer, float(spec.num_elements)) for spec in item.inputs]
+    kind = kind_of(item)
+    if kind == "product":
+        a, b = item.inputs[-2:]
+        assert isinstance(a, TensorSpec) and isinstance(b, TensorSpec)
+        plan = plan_product(item, target, options)
+        times = [(a.buffer, a.num_elements * ceil_div(plan.n, plan.tile_n))]
+        times.append((b.buffer, b.num_elements * ceil_div(plan.m, plan.tile_m)))
+        times += [(spec.buffer, item.outputs[0].num_elements) for spec in item.tensor_inputs[:-2]]
+        return [(buffer, float(number)) for buffer, number in times]
+    if kind == "reduction":
+        passes = 2 if item.op == "softmax_stats" else 1
+        return [(spec.buffer, float(passes * spec.num_elements)) for spec in item.tensor_inputs]
+    return [(spec.buffer, count) for spec in item.tensor_inputs]
+
+
+# ---------------------------------------------------------------------------- forming tasks
+
+
+class _Former:
+    """Goes through the operations in order, keeping the task and level of each stored value."""
+
+    def __init__(self, program: Program, options: Options, may_inline: set[str]) -> None:
+        self._program = program
+        self._options = options
+        self._may_inline = may_inline
+        self._home: dict[str, TaskDraft] = {}
+        self._drafts: list[TaskDraft] = []
+        self._offsets = {spec.buffer: getattr(spec, "offset", 0) for spec in program.inputs}
+        operands = [spec.buffer for item in program.operations for spec in item.tensor_inputs]
+        self._shared = {buffer for buffer, positions in Counter(operands).items() if positions > 1}
+        self.inlined: dict[str, Operation] = {}
+
+    def add(self, item: Item) -> None:
+        if isinstance(item, Loop):
+            reads = [Access(spec.buffer, Index()) for spec in item.inputs]
+            self._open(TaskDraft("loop", self._level(reads) + 1, 0, loop=item))
+        elif kind_of(item) == "pointwise":
+            self._add_pointwise(item)
+        else:
+            level = self._level(self._root_accesses(item, AccessWalker(self.inlined))) + 1
+            elements = item.outputs[0].num_elements
+            self._open(TaskDraft(kind_of(item), level, elements, root=item))
+
+    def _open(self, draft: TaskDraft) -> None:
+        self._drafts.append(draft)
+        for spec in draft.outputs:
+            self._home[spec.buffer] = draft
+
+    def _level(self, accesses: list[Access]) -> int:
+        homes = [self._home[access.buffer] for access in accesses if access.buffer in self._home]
+        return max((draft.level for draft in homes), default=-1)
+
+    def _root_accesses(self, operation: Operation, walker: AccessWalker) -> list[Access]:
+        found: list[Access] = []
+        if kind_of(operation) == "reduction":
+            space = ReductionSpace.of(operation)
+            source = operation.inputs[0]
+            assert isinstance(source, TensorSpec)
+            if source.num_elements:
+                row = variable("r", _product(source.shape, space.kept))
+                coordinates = space.coordinates(row, variable("k", _product(source.shape, space.reduced)))
+                found += walker.operand(source, coordinates)
+            return found
+        *bias, a, b = operation.inputs
+        assert isinstance(a, TensorSpec) and isinstance(b, TensorSpec)
+        m, n, k = variable("m", a.shape[0]), variable("n", b.shape[1]), variable("k", a.shape[1])
+        if a.shape[1] and operation.attrs.get("alpha", 1) != 0:
+            found += walker.operand(a, (m, k))
+            found += walker.operand(b, (k, n))
+        if operation.attrs.get("beta", 1) != 0:
+            for spec in bias:
+                found += walker.operand(spec, (m, n))
+        return found
+
+    def _member_accesses(self, operation: Operation, walker: AccessWalker) -> list[Access]:
+        out = operation.outputs[0]
+        return list(walker.pointwise(operation, delinearize(variable("i", out.num_elements), out.shape)))
+
+    def _add_pointwise(self, operation: Operation) -> None:
+        out = operation.outputs[0]
+        accesses = self._member_accesses(operation, AccessWalker(self.inlined))
+        level = self._level(accesses)
+        latest = list(
+            dict.fromkeys(
+                self._home[access.buffer]
+                for access in accesses
+                if access.buffer in self._home and self._home[access.buffer].level == level
+            )
+        )
+        same_element = all(
+            access.index == variable("i", out.num_elements)
+            for access in accesses
+            if self._home.get(access.buffer) in latest
+        ) and all(draft.num_elements == out.num_elements for draft in latest)
+        if latest and same_element and self._joins_root(latest):
+            self._join(latest, operation)
+        elif out.buffer in self._may_inline and not (out.buffer in self._shared and self._groups(latest, same_element)):
+            self.inlined[out.buffer] = operation
+        elif self._groups(latest, same_element):
+            self._join(latest, operation)
+        else:
+            self._open(TaskDraft("pointwise", level + 1, out.num_elements, members=[operation]))
+
+    def _joins_root(self, latest: list[TaskDraft]) -> bool:
+        draft = latest[0]
+        if len(latest) != 1 or draft.root is None or self._options.fuse_epilogues is False:
+            return False
+        return draft.root.op not in _PARTIALS_ROOTS
+
+    def _groups(self, latest: list[TaskDraft], same_element: bool) -> bool:
+        if not latest or not same_element or self._options.fuse_pointwise is False:
+            return False
+        return all(draft.kind == "pointwise" for draft in latest)
+
+    def _join(self, latest: list[TaskDraft], operation: Operation) -> None:
+        draft = latest[0]
+        for other in latest[1:]:
+            draft.members += other.members
+            self._drafts.remove(other)
+            for spec in other.outputs:
+                self._home[spec.buffer] = draft
+        draft.members.append(operation)
+        for spec in operation.outputs:
+            self._home[spec.buffer] = draft
+
+    # ------------------------------------------------------------------ what each task reads and stores
+
+    def finish(self, must_store: set[str]) -> list[TaskDraft]:
+        needed = set(must_store)
+        order = {op.outputs[0].buffer: place for place, op in enumerate(self._program.operations)}
+        for draft in self._drafts:
+            draft.members.sort(key=lambda operation: order[operation.outputs[0].buffer])
+            self._collect(draft)
+            needed.update(access.buffer for access in draft.accesses)
+        for draft in self._drafts:
+            draft.stores = [spec.buffer for spec in draft.outputs if spec.buffer in needed]
+            if draft.loop is None:
+                draft.inlined += [op.outputs[0].buffer for op in draft.members if op.outputs[0].buffer not in needed]
+        return [draft for draft in self._drafts if draft.stores or draft.loop is not None]
+
+    def _collect(self, draft: TaskDraft) -> None:
+        if draft.loop is not None:
+            draft.accesses = [Access(spec.buffer, Index()) for spec in draft.loop.inputs]
+            return
+        walker = AccessWalker(self.inlined)
+        rooted = self._root_accesses(draft.root, walker) if draft.root is not None else []
+        members: list[Access] = []
+        for operation in draft.members:
+            members += self._member_accesses(operation, AccessWalker(self.inlined))
+        own = {spec.buffer for spec in draft.outputs}
+        element = variable("i", draft.num_elements)
+        foreign = [access for access in members if access.buffer not in own]
+        moved = {a.buffer for a in foreign if a.index != element + self._offsets.get(a.buffer, 0)}
+        moved |= {access.buffer for access in rooted}
+        draft.accesses = list(dict.fromkeys(rooted + foreign))
+        draft.identity = {access.buffer for access in foreign} - moved
+
+
+def _product(shape: tuple[int, ...], dims: tuple[int, ...]) -> int:
+    total = 1
+    for dim in dims:
+        total *= shape[dim]
+    return total

@@ -1,0 +1,332 @@
+"""The memory plan: byte offsets of the arena, and the barriers that its reuse needs.
+
+One arena, typed sizes, 256-byte aligned. A buffer lives from the stage that writes it to the
+last stage that reads it; space is reused after that, best fit. Barriers are placed where byte
+ranges written since the last barrier are read or rewritten, or ranges read are rewritten; for a
+loop's body, on its last and first stages of two neighbouring iterations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from trainkernel.dtypes import DTYPES
+from trainkernel.ir import Loop, ScalarSpec, TensorSpec
+from trainkernel.schedule import ArenaPlace, InputPlace, LoopSchedule, OutputPlace, Schedule, Stage, Task
+
+HEADER_BYTES = 256
+ALIGNMENT_BYTES = 256
+
+
+@dataclass(frozen=True)
+class ArenaEntry:
+    """One buffer's place in the workspace: offset from its start, and the stages it lives in."""
+
+    offset_bytes: int
+    size_bytes: int
+    first_stage: int
+    last_stage: int
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Arena layout and barriers of one schedule.
+
+    Attributes
+    ----------
+    entries : mapping of buffer name to ArenaEntry
+    loops : mapping of loop name to the plan of its body
+    barriers : tuple of bool
+        Whether a grid barrier stands before each stage.
+    back_edge : bool
+        For a loop body: whether a grid barrier ends each iteration.
+    end_bytes : int
+        End of the part of the workspace that this plan uses, header included.
+    """
+
+    entries: Mapping[str, ArenaEntry]
+    loops: Mapping[str, MemoryPlan]
+    barriers: tuple[bool, ...]
+    back_edge: bool
+    end_bytes: int
+
+    @property
+    def workspace_bytes(self) -> int:
+        return self.end_bytes
+
+    @property
+    def grid_barriers(self) -> int:
+        """Grid barriers in the source, per pass through each loop's body."""
+        own = sum(self.barriers) + int(self.back_edge)
+        return own + sum(plan.grid_barriers for plan in self.loops.values())
+
+    def all_entries(self) -> Iterator[tuple[str, ArenaEntry]]:
+        """Entries of this plan and of all loop bodies."""
+        yield from self.entries.items()
+        for plan in self.loops.values():
+            yield from plan.all_entries()
+
+    def __str__(self) -> str:
+        lines = [f"workspace {self.end_bytes} bytes, {self.grid_barriers} grid barriers"]
+        for name, entry in sorted(self.all_entries(), key=lambda pair: (pair[1].offset_bytes, pair[0])):
+            lines.append(
+                f"  {entry.offset_bytes:>10} +{entry.size_bytes:<10} {name} (stages {entry.first_stage}-{entry.last_stage})"
+            )
+        return "\n".join(lines)
+
+
+# ---------------------------------------------------------------------------- where a buffer is
+
+
+@dataclass(frozen=True)
+class Storage:
+    """The memory behind a buffer.
+
+    ``space`` is ``"input"``, ``"output"`` (then ``index`` counts the program's inputs or
+    outputs), ``"scalar"`` or ``"arena"`` (then ``index`` is a byte offset into the workspace).
+    Element ``e`` of the buffer is element ``e + element_offset + sum(step * stride)`` of it, with
+    one ``(step variable, stride)`` for each surrounding loop that slices it.
+    """
+
+    space: str
+    index: int
+    dtype: str
+    size_bytes: int
+    element_offset: int = 0
+    steps: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A schedule in its surroundings: the outermost program, or a loop body inside a parent."""
+
+    schedule: Schedule
+    plan: MemoryPlan
+    parent: Frame | None = None
+    loop: Loop | None = None
+    depth: int = 0
+    declared: Mapping[str, TensorSpec] = field(default_factory=dict)
+
+    @staticmethod
+    def outermost(schedule: Schedule, plan: MemoryPlan) -> Frame:
+        return Frame(schedule, plan, declared={spec.buffer: spec for spec in schedule.program.buffers()})
+
+    def inside(self, loop: LoopSchedule, plan: MemoryPlan | None = None) -> Frame:
+        """The frame of a loop's body."""
+        declared = {spec.buffer: spec for spec in loop.schedule.program.buffers()}
+        body_plan = self.plan.loops[loop.loop.name] if plan is None else plan
+        return Frame(loop.schedule, body_plan, self, loop.loop, self.depth + 1, declared)
+
+    @property
+    def step_name(self) -> str:
+        """The C variable that counts this body's iterations."""
+        return f"step_{self.depth - 1}"
+
+    def storage(self, buffer: str) -> Storage:
+        """Where a stored buffer of this frame lives."""
+        spec, place = self.declared[buffer], self.schedule.places[buffer]
+        size = max(spec.last_index + 1 - spec.offset, 0) * DTYPES[spec.dtype].itemsize_bytes
+        if isinstance(place, ArenaPlace):
+            return Storage("arena", self.plan.entries[buffer].offset_bytes, spec.dtype, size)
+        if isinstance(place, OutputPlace):
+            return self._output(place.output_index, spec.dtype, size)
+        own = self.schedule.program.inputs[place.input_index].buffer == buffer
+        return self._input(place.input_index, spec.offset if own else 0, size)
+
+    def destination(self, place: InputPlace | OutputPlace | str, dtype: str) -> Storage:
+        """Where a copy task writes."""
+        if isinstance(place, str):
+            return self.storage(place)
+        if isinstance(place, OutputPlace):
+            return self._output(place.output_index, dtype, 0)
+        return self._input(place.input_index, 0, 0)
+
+    def _output(self, output_index: int, dtype: str, size: int) -> Storage:
+        if self.parent is None or self.loop is None:
+            return Storage("output", output_index, dtype, size)
+        outer = self.parent.storage(self.loop.outputs[output_index].buffer)
+        slice_elements = self.loop.body.outputs[output_index].num_elements
+        return _moved(outer, 0, ((self.step_name, slice_elements),), size)
+
+    def _input(self, input_index: int, origin: int, size: int) -> Storage:
+        """Storage of an input whose element ``origin`` is the first one of the caller's array."""
+        spec = self.schedule.program.inputs[input_index]
+        if self.parent is None or self.loop is None:
+            if isinstance(spec, ScalarSpec):
+                return Storage("scalar", input_index, spec.dtype, 0)
+            return Storage("input", input_index, spec.dtype, size, -origin)
+        loop = self.loop
+        operand = loop.inputs[input_index]
+        if loop.num_constants <= input_index < loop.num_constants + loop.num_carry:
+            carry = loop.outputs[input_index - loop.num_constants]
+            return _moved(self.parent.storage(carry.buffer), -origin, (), size)
+        outer = self.parent.storage(operand.buffer)
+        steps = ((self.step_name, operand.strides[0]),) if input_index >= loop.num_constants + loop.num_carry else ()
+        return _moved(outer, operand.offset - origin, steps, size)
+
+
+def _moved(storage: Storage, offset: int, steps: tuple[tuple[str, int], ...], size: int) -> Storage:
+    return Storage(
+        storage.space,
+        storage.index,
+        storage.dtype,
+        size if storage.space != "arena" else storage.size_bytes,
+        storage.element_offset + offset,
+        storage.steps + steps,
+    )
+
+
+# ---------------------------------------------------------------------------- hazards
+
+
+@dataclass(frozen=True)
+class ByteRange:
+    """Part of one memory space; inputs and outputs count as a whole."""
+
+    space: str
+    start: int
+    end: int
+
+    def overlaps(self, other: ByteRange) -> bool:
+        return self.space == other.space and self.start < other.end and other.start < self.end
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Byte ranges that a task, a stage or a stretch of stages reads and writes."""
+
+    reads: frozenset[ByteRange] = frozenset()
+    writes: frozenset[ByteRange] = frozenset()
+
+    def __or__(self, other: Footprint) -> Footprint:
+        return Footprint(self.reads | other.reads, self.writes | other.writes)
+
+    def conflicts(self, later: Footprint) -> bool:
+        """Whether a later footprint must wait for this one."""
+        return (
+            _overlap(self.writes, later.reads) or _overlap(self.reads, later.writes) or _overlap(self.writes, later.writes)
+        )
+
+
+def _overlap(first: frozenset[ByteRange], second: frozenset[ByteRange]) -> bool:
+    return any(a.overlaps(b) for a in first for b in second)
+
+
+def byte_range(storage: Storage) -> ByteRange | None:
+    """The bytes that a storage covers; None for scalars by value."""
+    if storage.space == "scalar":
+        return None
+    if storage.space == "arena":
+        return ByteRange("arena", storage.index, storage.index + storage.size_bytes)
+    return ByteRange(f"{storage.space}{storage.index}", 0, 1)
+
+
+def task_footprint(task: Task, frame: Frame) -> Footprint:
+    """What one task reads and writes."""
+    reads = [byte_range(frame.storage(name)) for name in task.reads]
+    writes = [byte_range(frame.storage(name)) for name in task.stores if task.loop is None]
+    if task.copy is not None:
+        writes.append(byte_range(frame.destination(task.copy.destination, task.copy.dtype)))
+    footprint = Footprint(
+        frozenset(item for item in reads if item is not None), frozenset(item for item in writes if item is not None)
+    )
+    if task.loop is not None:
+        inner = frame.inside(task.loop)
+        for stage in task.loop.schedule.stages:
+            footprint |= stage_footprint(stage, inner)
+    return footprint
+
+
+def stage_footprint(stage: Stage, frame: Frame) -> Footprint:
+    """What the tasks of a stage read and write."""
+    total = Footprint()
+    for task in stage.tasks:
+        total |= task_footprint(task, frame)
+    return total
+
+
+# ---------------------------------------------------------------------------- planning
+
+
+def plan_memory(schedule: Schedule) -> MemoryPlan:
+    """Lay out the arena and place the barriers."""
+    layout = _layout(schedule, HEADER_BYTES)
+    return _with_barriers(Frame.outermost(schedule, layout))
+
+
+def _align(size: int) -> int:
+    return -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def _layout(schedule: Schedule, base: int) -> MemoryPlan:
+    declared = {spec.buffer: spec for spec in schedule.program.buffers()}
+    lifetimes: dict[str, list[int]] = {}
+    for number, stage in enumerate(schedule.stages):
+        for task in stage.tasks:
+            touched = list(task.stores) + list(task.reads)
+            if task.copy is not None and isinstance(task.copy.destination, str):
+                touched.append(task.copy.destination)
+            for name in touched:
+                if isinstance(schedule.places.get(name), ArenaPlace):
+                    lifetimes.setdefault(name, [number, number])[1] = number
+    entries: dict[str, ArenaEntry] = {}
+    for name, (first, last) in lifetimes.items():
+        spec = declared[name]
+        size = _align(spec.num_elements * DTYPES[spec.dtype].itemsize_bytes)
+        entries[name] = ArenaEntry(_best_fit(entries.values(), size, first, last, base), size, first, last)
+    end = max((entry.offset_bytes + entry.size_bytes for entry in entries.values()), default=base)
+    loops: dict[str, MemoryPlan] = {}
+    for number, stage in enumerate(schedule.stages):
+        for task in stage.tasks:
+            if task.loop is None:
+                continue
+            size = _layout(task.loop.schedule, 0).end_bytes
+            live = [*entries.values()]
+            start = _best_fit(live, size, number, number, base)
+            loops[task.loop.loop.name] = _layout(task.loop.schedule, start)
+            end = max(end, start + size)
+    return MemoryPlan(entries, loops, (), False, end)
+
+
+def _best_fit(entries: object, size: int, first: int, last: int, base: int) -> int:
+    """Offset of the smallest gap that holds ``size`` among the entries alive in the stages."""
+    busy = sorted(
+        (entry.offset_bytes, entry.offset_bytes + entry.size_bytes)
+        for entry in entries  # type: ignore[attr-defined]
+        if entry.first_stage <= last and first <= entry.last_stage
+    )
+    best: tuple[int, int] | None = None
+    cursor = base
+    for start, end in busy:
+        gap = start - cursor
+        if gap >= size and (best is None or gap < best[0]):
+            best = (gap, cursor)
+        cursor = max(cursor, end)
+    return best[1] if best is not None else cursor
+
+
+def _with_barriers(frame: Frame) -> MemoryPlan:
+    plan = frame.plan
+    loops = dict(plan.loops)
+    for stage in frame.schedule.stages:
+        for task in stage.tasks:
+            if task.loop is not None:
+                inner = frame.inside(task.loop)
+                loops[task.loop.loop.name] = _with_barriers(inner)
+    barriers = []
+    pending = Footprint()
+    head: Footprint | None = None
+    since_start = Footprint()
+    for stage in frame.schedule.stages:
+        footprint = stage_footprint(stage, frame)
+        waits = pending.conflicts(footprint)
+        barriers.append(waits)
+        if waits:
+            head = since_start if head is None else head
+            pending = Footprint()
+        since_start |= footprint
+        pending |= footprint
+    head = since_start if head is None else head
+    back_edge = frame.loop is not None and pending.conflicts(head)
+    return MemoryPlan(plan.entries, loops, tuple(barriers), back_edge, plan.end_bytes)

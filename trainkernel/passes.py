@@ -1,0 +1,180 @@
+"""Passes: functions from Program to Program that keep its meaning.
+
+Each recurses into the bodies of Loops through ``map_bodies``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from trainkernel.ir import Item, Loop, Operand, Operation, Program, ScalarSpec, TensorSpec, dense_strides
+
+
+def map_bodies(program: Program, rewrite: Callable[[Program], Program]) -> Program:
+    """The program with ``rewrite`` applied to the body of each of its Loops."""
+    if not any(isinstance(item, Loop) for item in program.operations):
+        return program
+    items = (replace(item, body=rewrite(item.body)) if isinstance(item, Loop) else item for item in program.operations)
+    return replace(program, operations=tuple(items))
+
+
+def eliminate_dead(program: Program) -> Program:
+    """Drop every item none of whose outputs is needed."""
+    needed = {spec.buffer for spec in program.outputs}
+    kept: list[Item] = []
+    for item in reversed(program.operations):
+        if not any(spec.buffer in needed for spec in item.outputs):
+            continue
+        kept.append(item)
+        needed.update(spec.buffer for spec in item.tensor_inputs)
+        if isinstance(item, Loop) and isinstance(item.length, str):
+            needed.add(item.length)
+    return map_bodies(replace(program, operations=tuple(reversed(kept))), eliminate_dead)
+
+
+def _substitute(program: Program, items: list[Item], views: Mapping[str, Callable[[TensorSpec], TensorSpec]]) -> Program:
+    """``items`` and the outputs with each operand over a buffer in ``views`` rewritten."""
+
+    def rewrite(operand: Operand) -> Operand:
+        if isinstance(operand, TensorSpec) and operand.buffer in views:
+            return views[operand.buffer](operand)
+        return operand
+
+    def rewrite_spec(spec: TensorSpec) -> TensorSpec:
+        return views[spec.buffer](spec) if spec.buffer in views else spec
+
+    rewritten: list[Item] = []
+    for item in items:
+        if isinstance(item, Loop):
+            rewritten.append(replace(item, inputs=tuple(rewrite_spec(spec) for spec in item.inputs)))
+        else:
+            rewritten.append(replace(item, inputs=tuple(rewrite(operand) for operand in item.inputs)))
+    return replace(program, operations=tuple(rewritten), outputs=tuple(rewrite_spec(spec) for spec in program.outputs))
+
+
+def _transposed_dense(spec: TensorSpec, rows: int, columns: int) -> bool:
+    """Whether ``spec`` is the transpose of a whole dense [rows, columns] buffer."""
+    return spec.offset == 0 and spec.shape == (columns, rows) and spec.strides == (1, columns)
+
+
+def canonicalize_transposed_mm(program: Program) -> Program:
+    """Rewrite a product that is only read transposed as the product of the transposes.
+
+    ``(a b)^T = b^T a^T``, so that the transposed copy, or the transposed access, is gone.
+    """
+    uses: dict[str, list[TensorSpec]] = {}
+    for item in program.operations:
+        for spec in item.tensor_inputs:
+            uses.setdefault(spec.buffer, []).append(spec)
+    for spec in program.outputs:
+        uses.setdefault(spec.buffer, []).append(spec)
+    items: list[Item] = []
+    views: dict[str, Callable[[TensorSpec], TensorSpec]] = {}
+    for item in program.operations:
+        if isinstance(item, Operation) and item.op in ("mm", "addmm"):
+            out = item.outputs[0]
+            rows, columns = out.shape
+            reads = uses.get(out.buffer, [])
+            if min(rows, columns) > 1 and reads and all(_transposed_dense(read, rows, columns) for read in reads):
+                item = _transposed_product(item)
+                views[out.buffer] = lambda spec: replace(spec, strides=dense_strides(spec.shape))
+        items.append(item)
+    program = _substitute(program, items, views) if views else program
+    return map_bodies(program, canonicalize_transposed_mm)
+
+
+def _transposed_product(operation: Operation) -> Operation:
+    *bias, a, b = operation.inputs
+    assert isinstance(a, TensorSpec) and isinstance(b, TensorSpec)
+    out = operation.outputs[0]
+    new_bias = tuple(spec.broadcast_to(out.shape).T for spec in bias if isinstance(spec, TensorSpec))
+    return replace(
+        operation, inputs=(*new_bias, b.T, a.T), output=TensorSpec.dense(out.buffer, out.shape[::-1], out.dtype)
+    )
+
+
+def remove_identity_casts(program: Program) -> Program:
+    """Drop casts that copy a whole computed buffer to another of the same dtype."""
+    declared = {spec.buffer: spec for item in program.operations for spec in item.outputs}
+    views: dict[str, Callable[[TensorSpec], TensorSpec]] = {}
+    items: list[Item] = []
+    for item in program.operations:
+        source = item.inputs[0] if isinstance(item, Operation) and item.op == "cast" else None
+        if isinstance(source, TensorSpec) and source.buffer in declared:
+            buffer, out = declared[source.buffer], item.outputs[0]
+            whole = source.is_dense and source.num_elements == buffer.num_elements == out.num_elements
+            if whole and source.dtype == out.dtype:
+                name = source.buffer
+                while name in views:
+                    name = views[name](replace(source, buffer=name)).buffer
+                views[out.buffer] = lambda spec, name=name: replace(spec, buffer=name)  # type: ignore[misc]
+                continue
+        items.append(item)
+    program = _substitute(program, items, views) if views else program
+    return map_bodies(program, remove_identity_casts)
+
+
+def materialize_loop_operands(program: Program) -> Program:
+    """Copy each Loop operand whose strides are not those that the body's input declares."""
+    taken = {spec.buffer for spec in program.buffers()}
+    items: list[Item] = []
+    for item in program.operations:
+        if isinstance(item, Loop):
+            operands = []
+            for position, (operand, inner) in enumerate(zip(item.inputs, item.body.inputs, strict=True)):
+                first = 1 if position >= len(item.inputs) - item.num_xs else 0
+                if isinstance(inner, TensorSpec) and not _same_strides(operand, inner, first):
+                    copy = _fresh(f"{item.outputs[0].buffer}_operand_{position}", taken)
+                    spans = max(inner.last_index - inner.offset + 1, 0)
+                    operand = _copy_operand(items, operand, inner, copy, spans, first)
+                operands.append(operand)
+            item = replace(item, inputs=tuple(operands))
+        items.append(item)
+    return map_bodies(replace(program, operations=tuple(items)), materialize_loop_operands)
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
+
+
+def _same_strides(operand: TensorSpec, inner: TensorSpec, first: int) -> bool:
+    pairs = zip(inner.shape, operand.strides[first:], inner.strides, strict=True)
+    return operand.num_elements == 0 or all(size == 1 or got == need for size, got, need in pairs)
+
+
+def _copy_operand(
+    items: list[Item], operand: TensorSpec, inner: TensorSpec, name: str, spans: int, first: int
+) -> TensorSpec:
+    """Append the copy of ``operand`` into a new buffer laid out as the body's input declares."""
+    order = sorted(range(inner.ndim), key=lambda dim: -inner.strides[dim])
+    dense = TensorSpec.dense(name, (*operand.shape[:first], *(inner.shape[dim] for dim in order)), inner.dtype)
+    permuted = [0] * inner.ndim
+    for place, dim in enumerate(order):
+        permuted[dim] = dense.strides[first + place]
+    view = TensorSpec(name, operand.shape, (*dense.strides[:first], *permuted), 0, inner.dtype)
+    if not _same_strides(view, inner, first) or spans != inner.num_elements:
+        from trainkernel.errors import ProgramError
+
+        raise ProgramError(f"loop operand {operand} cannot be laid out as the body's input {inner}, which has gaps")
+    strides = (*operand.strides[:first], *(operand.strides[first + dim] for dim in order))
+    source = TensorSpec(operand.buffer, dense.shape, strides, operand.offset, operand.dtype)
+    items.append(Operation(name, "cast", (source,), dense, {}))
+    return view
+
+
+def normalize(program: Program) -> Program:
+    """All passes that ``generate`` runs before it plans products, in order."""
+    program = eliminate_dead(program)
+    program = canonicalize_transposed_mm(program)
+    program = remove_identity_casts(program)
+    program = materialize_loop_operands(program)
+    return eliminate_dead(program)
+
+
+def scalar_names(program: Program) -> frozenset[str]:
+    """Names of the scalar inputs of a program."""
+    return frozenset(spec.buffer for spec in program.inputs if isinstance(spec, ScalarSpec))

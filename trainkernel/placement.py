@@ -1,0 +1,382 @@
+"""Placement and stages: where each stored buffer lives, and which tasks may run side by side.
+
+A value bound to an output is written straight into it; an in-place output takes over the input's
+storage if every other reader of the old value can run before its writer, and is staged and
+committed after all readers otherwise. The edges of the task graph are read-after-write and
+write-after-read; a task's stage is its longest path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from trainkernel.errors import VerificationError
+from trainkernel.fusion import FusedProgram, TaskDraft, form_tasks
+from trainkernel.ir import Loop, Operation, Program, ScalarSpec, TensorSpec
+from trainkernel.lowering import lower
+from trainkernel.options import Options, whole_buffer
+from trainkernel.passes import normalize
+from trainkernel.products import ProductPlan, ReductionPlan, ceil_div, plan_product, plan_reduction
+from trainkernel.schedule import (
+    ArenaPlace,
+    Copy,
+    InputPlace,
+    LoopSchedule,
+    OutputPlace,
+    Place,
+    Schedule,
+    Stage,
+    Task,
+)
+from trainkernel.target import Target
+
+_MAX_ELEMENTS_PER_THREAD = 4
+
+
+def build_schedule(
+    program: Program, target: Target, options: Options, inplace_outputs: Mapping[int, int]
+) -> Schedule:
+    """Passes, lowering, fusion, placement and stages of a validated program."""
+    return _schedule_lowered(lower(normalize(program), target, options), target, options, inplace_outputs)
+
+
+def _schedule_lowered(
+    program: Program, target: Target, options: Options, inplace_outputs: Mapping[int, int]
+) -> Schedule:
+    fused = form_tasks(program, target, options)
+    graph = _Graph(program, fused, target, options)
+    graph.place_outputs(inplace_outputs)
+    return Schedule(
+        program=program,
+        stages=graph.stages(),
+        places=graph.places,
+        inlined=fused.inlined,
+        inplace_outputs=dict(inplace_outputs),
+        direct_outputs=graph.direct_outputs,
+        direct_state_commits=graph.direct_state_commits,
+        target=target,
+        options=options,
+    )
+
+
+@dataclass(eq=False)
+class _Node:
+    """A task in the graph; ``before`` are the nodes that must have finished."""
+
+    task: Task
+    reads: set[str]
+    writes: set[str]
+    before: set[_Node]
+    after: set[_Node]
+
+
+class _Graph:
+    def __init__(self, program: Program, fused: FusedProgram, target: Target, options: Options) -> None:
+        self._program = program
+        self._target = target
+        self._options = options
+        self._inputs = {spec.buffer: index for index, spec in enumerate(program.inputs)}
+        self._declared = {spec.buffer: spec for spec in program.buffers()}
+        self._drafts: dict[_Node, TaskDraft] = {}
+        self._nodes: list[_Node] = []
+        self._writer: dict[str, _Node] = {}
+        self._no_init: set[str] = set()
+        self.places: dict[str, Place] = {}
+        self.direct_outputs = 0
+        self.direct_state_commits = 0
+        for name, index in self._inputs.items():
+            self.places[name] = InputPlace(index)
+        for draft in fused.drafts:
+            self._add_draft(draft)
+
+    # ------------------------------------------------------------------ nodes and edges
+
+    def _add_draft(self, draft: TaskDraft) -> None:
+        node = self._node(self._task(draft), set(draft.reads), set(draft.stores))
+        self._drafts[node] = draft
+        for name in draft.stores:
+            self._writer[name] = node
+            self.places[name] = ArenaPlace()
+        if draft.loop is not None:
+            for spec in draft.loop.outputs:
+                self._writer[spec.buffer] = node
+                self.places[spec.buffer] = ArenaPlace()
+                node.writes.add(spec.buffer)
+            if isinstance(draft.loop.length, str):
+                node.reads.add(draft.loop.length)
+
+    def _node(self, task: Task, reads: set[str], writes: set[str]) -> _Node:
+        node = _Node(task, reads, writes, set(), set())
+        self._nodes.append(node)
+        for name in sorted(reads):
+            if name in self._writer:
+                self._edge(self._writer[name], node)
+        return node
+
+    @staticmethod
+    def _edge(first: _Node, second: _Node) -> None:
+        if first is not second:
+            second.before.add(first)
+            first.after.add(second)
+
+    @staticmethod
+    def _reaches(start: _Node, goal: _Node) -> bool:
+        stack, seen = [start], {start}
+        while stack:
+            node = stack.pop()
+            if node is goal:
+                return True
+            fresh = node.after - seen
+            seen |= fresh
+            stack.extend(fresh)
+        return False
+
+    def _readers(self, name: str) -> list[_Node]:
+        return [node for node in self._nodes if name in node.reads]
+
+    # ------------------------------------------------------------------ tasks
+
+    def _task(self, draft: TaskDraft) -> Task:
+        threads = self._options.threads
+        if draft.loop is not None:
+            return self._loop_task(draft.loop, draft)
+        plan: ProductPlan | ReductionPlan | None = None
+        if draft.kind == "product":
+            assert draft.root is not None
+            plan = plan_product(draft.root, self._target, self._options)
+            if draft.root.op != "product_partials":
+                plan = replace(plan, split=1, chunk=plan.k)
+            pieces = plan.num_pieces
+        elif draft.kind == "reduction":
+            assert draft.root is not None
+            plan = plan_reduction(draft.root, self._target, self._options)
+            if draft.root.op != "reduce_partials":
+                plan = replace(plan, partials=1, chunk=plan.count)
+            pieces = plan.num_pieces
+        else:
+            pieces = pointwise_pieces(draft.num_elements, threads, self._target)
+        return Task(
+            kind=draft.kind,
+            name=draft.stores[-1],
+            root=draft.root,
+            members=tuple(draft.members),
+            stores=tuple(draft.stores),
+            reads=draft.reads,
+            inlined=tuple(draft.inlined),
+            num_elements=draft.num_elements,
+            num_pieces=pieces,
+            plan=plan,
+        )
+
+    def _loop_task(self, loop: Loop, draft: TaskDraft) -> Task:
+        inplace = {position: loop.num_constants + position for position in range(loop.num_carry)}
+        body = stage_carried_inputs(loop)
+        schedule = _schedule_lowered(body, self._target, self._options, inplace)
+        names = tuple(spec.buffer for spec in loop.outputs)
+        return Task(
+            kind="loop",
+            name=names[0] if names else loop.name,
+            stores=names,
+            reads=draft.reads,
+            loop=LoopSchedule(replace(loop, body=body), schedule),
+        )
+
+    def _copy_task(
+        self, name: str, source: TensorSpec | None, destination: OutputPlace | InputPlace | str, spec: TensorSpec
+    ) -> _Node:
+        copy = Copy(source, destination, spec.dtype, spec.shape)
+        pieces = pointwise_pieces(spec.num_elements, self._options.threads, self._target)
+        reads = (source.buffer,) if source is not None else ()
+        task = Task("copy", name, reads=reads, num_elements=spec.num_elements, num_pieces=pieces, copy=copy)
+        return self._node(task, set(reads), set())
+
+    # ------------------------------------------------------------------ outputs
+
+    def place_outputs(self, inplace_outputs: Mapping[int, int]) -> None:
+        """Bind outputs to storage: in place, straight, or by copies."""
+        commits: list[tuple[int, int]] = []
+        bound: set[str] = set()
+        for output_index, input_index in inplace_outputs.items():
+            spec = self._program.outputs[output_index]
+            if spec.num_elements == 0 or self._is_same_input(spec, input_index):
+                continue
+            if spec.buffer not in bound and self._try_in_place(output_index, input_index):
+                bound.add(spec.buffer)
+            else:
+                commits.append((output_index, input_index))
+        for output_index, spec in enumerate(self._program.outputs):
+            if output_index in inplace_outputs or spec.num_elements == 0:
+                continue
+            if spec.buffer not in bound and self._is_direct(spec):
+                self.places[spec.buffer] = OutputPlace(output_index)
+                self.direct_outputs += 1
+                bound.add(spec.buffer)
+            else:
+                self._copy_task(f"output_{output_index}", spec, OutputPlace(output_index), spec)
+        self._initialise_loops()
+        for output_index, input_index in commits:
+            self._commit(output_index, input_index)
+        self._order_state_writers()
+
+    def _is_same_input(self, spec: TensorSpec, input_index: int) -> bool:
+        """Whether an in-place output is its own input (a carry that the body passes on)."""
+        target = self._program.inputs[input_index]
+        return spec.buffer == target.buffer and isinstance(target, TensorSpec) and whole_buffer(spec, target)
+
+    def _is_direct(self, spec: TensorSpec) -> bool:
+        if spec.buffer in self._inputs or spec.buffer not in self._writer:
+            return False
+        declared = self._declared[spec.buffer]
+        return spec.dtype == declared.dtype and whole_buffer(spec, declared)
+
+    def _try_in_place(self, output_index: int, input_index: int) -> bool:
+        spec, target = self._program.outputs[output_index], self._program.inputs[input_index]
+        if not self._is_direct(spec):
+            return False
+        if any(other.buffer == target.buffer for other in self._program.outputs):
+            return False
+        returned = sum(other.buffer == spec.buffer for other in self._program.outputs)
+        writer = self._writer[spec.buffer]
+        if returned != 1 or not self._may_overwrite(writer, spec, target.buffer):
+            return False
+        readers = [node for node in self._readers(target.buffer) if node is not writer]
+        if any(self._reaches(writer, reader) for reader in readers):
+            return False
+        for reader in readers:
+            self._edge(reader, writer)
+        self.places[spec.buffer] = InputPlace(input_index)
+        self.direct_outputs += 1
+        self.direct_state_commits += 1
+        return True
+
+    def _may_overwrite(self, writer: _Node, spec: TensorSpec, state: str) -> bool:
+        draft = self._drafts[writer]
+        if draft.loop is None:
+            return state not in writer.reads or state in draft.identity
+        loop = draft.loop
+        reads = [position for position, operand in enumerate(loop.inputs) if operand.buffer == state]
+        carry = [out.buffer for out in loop.outputs[: loop.num_carry]]
+        if not reads:
+            return True
+        if spec.buffer not in carry or reads != [loop.num_constants + carry.index(spec.buffer)]:
+            return False
+        if not whole_buffer(loop.inputs[reads[0]], self._declared[state]):
+            return False
+        self._no_init.add(spec.buffer)
+        return True
+
+    def _initialise_loops(self) -> None:
+        """Copy each carry's initial value into the carry's storage, unless it is that storage."""
+        for node in list(self._nodes):
+            loop = self._drafts[node].loop if node in self._drafts else None
+            if loop is None:
+                continue
+            first = loop.num_constants
+            for spec, initial in zip(loop.outputs[: loop.num_carry], loop.inputs[first:], strict=False):
+                if spec.buffer not in self._no_init and spec.num_elements:
+                    self._write_before(node, spec, initial)
+            if isinstance(loop.length, str):
+                for spec in loop.outputs[loop.num_carry :]:
+                    if spec.num_elements:
+                        self._write_before(node, spec, None)
+
+    def _write_before(self, loop_node: _Node, spec: TensorSpec, source: TensorSpec | None) -> None:
+        node = self._copy_task(spec.buffer, source, spec.buffer, spec)
+        node.writes.add(spec.buffer)
+        self._edge(node, loop_node)
+        place = self.places[spec.buffer]
+        if isinstance(place, InputPlace):
+            state = self._program.inputs[place.input_index].buffer
+            for reader in self._readers(state):
+                if reader is not node:
+                    self._edge(reader, node)
+
+    def _commit(self, output_index: int, input_index: int) -> None:
+        spec = self._program.outputs[output_index]
+        state = self._program.inputs[input_index].buffer
+        node = self._copy_task(f"commit_{state}", spec, InputPlace(input_index), spec)
+        for reader in self._readers(state):
+            self._edge(reader, node)
+
+    def _order_state_writers(self) -> None:
+        """Every copy that reads an input placed last must still run before that input's writer."""
+        for name, place in self.places.items():
+            if not isinstance(place, InputPlace) or name in self._inputs:
+                continue
+            state = self._program.inputs[place.input_index].buffer
+            for reader in self._readers(state):
+                if reader is not self._writer[name]:
+                    self._edge(reader, self._writer[name])
+
+    # ------------------------------------------------------------------ stages
+
+    def stages(self) -> tuple[Stage, ...]:
+        """Tasks by longest path; each loop is a stage of its own."""
+        levels = self._levels()
+        by_level: dict[int, list[_Node]] = {}
+        for node in self._nodes:
+            by_level.setdefault(levels[node], []).append(node)
+        stages = []
+        for level in sorted(by_level):
+            tasks = [node.task for node in by_level[level]]
+            side_by_side = tuple(task for task in tasks if task.loop is None and task.num_pieces)
+            if side_by_side:
+                stages.append(Stage(side_by_side))
+            stages += [Stage((task,)) for task in tasks if task.loop is not None]
+        return tuple(stages)
+
+    def _levels(self) -> dict[_Node, int]:
+        waiting = {node: len(node.before) for node in self._nodes}
+        ready = [node for node in self._nodes if not node.before]
+        levels: dict[_Node, int] = {}
+        while ready:
+            node = ready.pop()
+            levels[node] = 1 + max((levels[before] for before in node.before), default=-1)
+            for after in node.after:
+                waiting[after] -= 1
+                if waiting[after] == 0:
+                    ready.append(after)
+        if len(levels) != len(self._nodes):
+            raise VerificationError("the task graph has a cycle")
+        return levels
+
+
+def stage_carried_inputs(loop: Loop) -> Program:
+    """The loop's body with a copy for each carry output that is a view of another input.
+
+    After it every carry output is its own carry input or a computed value, so that carries can be
+    committed one by one whatever they exchange.
+    """
+    body = loop.body
+    inputs = {spec.buffer: spec for spec in body.inputs}
+    taken = {spec.buffer for spec in body.buffers()}
+    operations, outputs = list(body.operations), list(body.outputs)
+    for position in range(loop.num_carry):
+        spec, own = outputs[position], body.inputs[loop.num_constants + position]
+        if spec.buffer not in inputs:
+            continue
+        if spec.buffer == own.buffer and isinstance(own, TensorSpec) and whole_buffer(spec, own):
+            continue
+        name = f"{own.buffer}_next"
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        source = replace(spec, dtype=_dtype_of(inputs[spec.buffer]))
+        outputs[position] = TensorSpec.dense(name, spec.shape, spec.dtype)
+        operations.append(Operation(name, "cast", (source,), outputs[position], {}))
+    return replace(body, operations=tuple(operations), outputs=tuple(outputs))
+
+
+def _dtype_of(spec: TensorSpec | ScalarSpec) -> str:
+    return spec.dtype
+
+
+def elements_per_thread(num_elements: int, threads: int, target: Target) -> int:
+    """Elements that one thread of a pointwise task computes."""
+    return max(1, min(_MAX_ELEMENTS_PER_THREAD, num_elements // (threads * target.num_sms)))
+
+
+def pointwise_pieces(num_elements: int, threads: int, target: Target) -> int:
+    """Pieces of a pointwise task of ``num_elements`` elements."""
+    return ceil_div(num_elements, threads * elements_per_thread(num_elements, threads, target))

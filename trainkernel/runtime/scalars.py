@@ -1,0 +1,93 @@
+"""Scalars passed by value in the parameter block: checks and packing."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trainkernel.dtypes import dtype_of
+from trainkernel.errors import ArgumentError
+
+INTEGER_DTYPES = frozenset({"int32", "bool"})
+
+
+@dataclass(frozen=True)
+class ScalarField:
+    """Where a scalar lies in the parameter block and what it may be.
+
+    Attributes
+    ----------
+    index : int
+        The position among the kernel's inputs.
+    name : str
+    dtype : str
+        ``int32`` is packed as an int, every other as a float.
+    offset_bytes : int
+        In the parameter block.
+    minimum, maximum : int or None
+        Inclusive bounds beyond those of the dtype, for example of a loop's length.
+    """
+
+    index: int
+    name: str
+    dtype: str
+    offset_bytes: int = 0
+    minimum: int | None = None
+    maximum: int | None = None
+
+    def check(self, value: Any) -> int | float:
+        """The value as a Python number that the dtype holds.
+
+        Raises
+        ------
+        ArgumentError
+            For anything but a number of the right kind and range.
+        """
+        label = f"input {self.index} '{self.name}'"
+        need = f"a Python or NumPy number for a scalar of dtype {self.dtype}"
+        if isinstance(value, np.ndarray):
+            if value.ndim != 0:
+                raise ArgumentError(f"{label}: got an array of shape {value.shape}, needs {need}")
+            value = value[()]
+        if isinstance(value, np.generic):
+            value = value.item() if not isinstance(value, np.inexact) else float(value)
+        elif type(value).__module__.startswith("ml_dtypes"):  # whose scalars are no np.generic
+            value = float(value)
+        if self.dtype == "bool":
+            if not isinstance(value, bool):
+                raise ArgumentError(f"{label}: got {value!r}, needs True or False")
+            return int(value)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ArgumentError(f"{label}: got {value!r} of type {type(value).__name__}, needs {need}")
+        return self._check_integer(label, value) if self.dtype in INTEGER_DTYPES else self._check_float(label, value)
+
+    def _check_integer(self, label: str, value: int | float) -> int:
+        if not isinstance(value, int):
+            raise ArgumentError(f"{label}: got {value!r}, needs an integer for dtype {self.dtype}")
+        low = -(2**31) if self.minimum is None else self.minimum
+        high = 2**31 - 1 if self.maximum is None else self.maximum
+        if not low <= value <= high:
+            raise ArgumentError(f"{label}: got {value}, needs an integer from {low} to {high}")
+        return value
+
+    def _check_float(self, label: str, value: int | float) -> float:
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        entry = dtype_of(self.dtype)
+        with np.errstate(over="ignore"):
+            rounded = float(np.asarray(number, dtype=np.float64).astype(entry.numpy))
+        overflow = math.isinf(rounded) and not (isinstance(value, float) and math.isinf(value))
+        if overflow:
+            raise ArgumentError(f"{label}: got {value!r}, which is beyond the range of {self.dtype}")
+        return rounded
+
+    def pack(self, value: Any) -> bytes:
+        """The checked value's four bytes."""
+        number = self.check(value)
+        return struct.pack("<i", number) if self.dtype in INTEGER_DTYPES else struct.pack("<f", number)
