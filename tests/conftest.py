@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 
+# The products of the tests are small, and BLAS threads that wait for each other make them slow on
+# a busy machine. Read when NumPy is first imported; processes that the tests start inherit it.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import pytest
 from hypothesis import settings
 

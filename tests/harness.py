@@ -86,7 +86,7 @@ def check_statistics(generated: GeneratedKernel, counters: emulator.Counters) ->
     if counters.task_blocks is not None:
         assert max(counters.task_blocks, default=0) <= generated.max_work_blocks
     for region in generated.regions:
-        assert 256 <= region.offset_bytes and region.offset_bytes + region.size_bytes <= generated.workspace_bytes
+        assert region.offset_bytes >= 256 and region.offset_bytes + region.size_bytes <= generated.workspace_bytes
 
 
 def has_loops(program: Program) -> bool:

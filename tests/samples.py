@@ -86,12 +86,12 @@ def tensor_product() -> Sample:
 def loop() -> Sample:
     """A recurrent cell over stacked inputs, its length a scalar: carry, constants, stacked outputs."""
     body = ProgramBuilder()
-    w, carry, row = body.input("w", (20, 20)), body.input("carry", (9, 20)), body.input("row", (9, 20))
+    w, carry, row = body.input("w", (70, 70)), body.input("carry", (9, 70)), body.input("row", (9, 70))
     z = body.op("add", body.op("mm", carry, w, name="product"), row, name="z")
     after = body.op("tanh", z, name="after")
     step = body.build([after, body.op("sum", after, dims=(1,), name="row_sums")])
     b = ProgramBuilder()
-    operands = [b.input("w", (20, 20)), b.input("start", (9, 20)), b.input("rows", (4, 9, 20))]
+    operands = [b.input("w", (70, 70)), b.input("start", (9, 70)), b.input("rows", (4, 9, 70))]
     length = b.scalar("length", "int32")
     final, sums = b.loop(step, operands, num_carry=1, num_xs=1, length=length, room=4, name="cell")
     return Sample(b.build([final, sums, b.op("mean", final, dims=(0,), name="average")]))

@@ -49,7 +49,7 @@ PRODUCT_SIZES = (
 )
 """m, k, n: the scalar product, GEMV, thin, ragged and whole tiles, and every empty one."""
 
-REDUCED = (
+REDUCED: tuple[tuple[tuple[int, ...], tuple[int, ...] | None], ...] = (
     ((5, 7), None),
     ((5, 7), ()),
     ((5, 7), (0,)),

@@ -25,7 +25,7 @@ CHUNK = 10
 def _variants(case: RandomProgram, seed: int) -> list[list[GeneratedKernel]]:
     """Groups of kernels that must agree bit for bit: within a group only fusion differs."""
     rng = np.random.default_rng(1_000_000 + seed)
-    groups = []
+    groups: list[list[GeneratedKernel]] = []
     for _ in range(2):
         tuning = random_options(rng)
         mixed = {name: bool(rng.random() < 0.5) for name in FUSED}
@@ -62,16 +62,22 @@ def _check(case: RandomProgram, groups: list[list[GeneratedKernel]], seed: int) 
 
 @pytest.mark.parametrize("chunk", range(NUM_SEEDS // CHUNK))
 def test_random_programs(chunk: int) -> None:
-    seeds = range(chunk * CHUNK, (chunk + 1) * CHUNK)
-    cases = [random_program(seed) for seed in seeds]
-    kernels = [_variants(case, seed) for case, seed in zip(cases, seeds, strict=True)]
+    """One run of the compiler serves a chunk of seeds; all their failures are reported together."""
+    cases: dict[int, tuple[RandomProgram, list[list[GeneratedKernel]]]] = {}
+    failures = []
+    for seed in range(chunk * CHUNK, (chunk + 1) * CHUNK):
+        case = random_program(seed)
+        try:
+            cases[seed] = case, _variants(case, seed)
+        except Exception as error:
+            failures.append(f"{case.name}: {type(error).__name__}: {error}\n{case.program}")
+    kernels = [groups for _, groups in cases.values()]
     emulator.prepare([kernel for groups in kernels for group in groups for kernel in group], check_races=True)
     emulator.prepare([group[0] for groups in kernels for group in groups])
-    failures = []
-    for case, groups, seed in zip(cases, kernels, seeds, strict=True):
+    for seed, (case, groups) in cases.items():
         try:
             _check(case, groups, seed)
-        except Exception as error:  # noqa: BLE001 - all seeds of the chunk are reported
+        except Exception as error:
             failures.append(f"{case.name}: {type(error).__name__}: {error}")
     assert not failures, f"{len(failures)} of {CHUNK} programs fail\n\n" + "\n\n".join(failures)
 

@@ -22,16 +22,21 @@ from trainkernel.runtime.launch import BoundLaunch, LaunchPlan
 from trainkernel.runtime.module import LoadedKernel, load
 from trainkernel.runtime.scalars import ScalarField
 
+STATUS_NAMES = {
+    0: "CUDA_SUCCESS",
+    209: "CUDA_ERROR_NO_BINARY_FOR_GPU",
+    600: "CUDA_ERROR_NOT_READY",
+    719: "CUDA_ERROR_LAUNCH_FAILED",
+    720: "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE",
+}
+
 
 class Status(int):
     """A CUresult."""
 
-    NAMES = {0: "CUDA_SUCCESS", 209: "CUDA_ERROR_NO_BINARY_FOR_GPU", 600: "CUDA_ERROR_NOT_READY", 719: "CUDA_ERROR"}
-    NAMES[720] = "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE"
-
     @property
     def name(self) -> str:
-        return self.NAMES.get(int(self), "CUDA_ERROR_UNKNOWN")
+        return STATUS_NAMES.get(int(self), "CUDA_ERROR_UNKNOWN")
 
 
 OK = Status(0)

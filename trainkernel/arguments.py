@@ -31,7 +31,7 @@ class ArrayNeed:
     written : bool
         The kernel writes it.
     alignment_bytes : int or None
-        Of its address; None: that of an element.
+        Of its address, beyond that of an element.
     """
 
     label: str
@@ -251,7 +251,7 @@ def _check_array(need: ArrayNeed, value: Any, device: tuple[str, int], stream: i
     if need.written and array.readonly:
         raise ArgumentError(f"{need.label}: got a read-only array for one that is written")
     if not empty:
-        alignment = need.alignment_bytes or array.itemsize_bytes
+        alignment = max(need.alignment_bytes or 1, array.itemsize_bytes)
         if array.pointer % alignment:
             raise ArgumentError(
                 f"{need.label}: got data at address {array.pointer:#x}, needs a multiple of {alignment}; make a copy"

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from trainkernel.compiler import Kernel
 
 DEFAULT_ARCH = "sm_90a"
+DEMO_STEPS = 330
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
 
     demo = commands.add_parser("demo", help="train a digit classifier with one kernel per step")
     demo.add_argument("--device", help="cuda:0, emulator or reference (default: a GPU if there is one, else reference)")
-    demo.add_argument("--steps", type=int, default=440, help="training steps (default 440)")
+    demo.add_argument("--steps", type=int, default=DEMO_STEPS, help=f"training steps (default {DEMO_STEPS})")
     demo.add_argument("--dtype", default="float32", help="float32 or bfloat16: operands of the products")
     demo.add_argument(
         "--arch", default=DEFAULT_ARCH, help=f"what to compile for without a GPU (default {DEFAULT_ARCH})"

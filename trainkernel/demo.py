@@ -157,7 +157,7 @@ class GpuTrainer:
 def run_demo(
     *,
     device: str | None = None,
-    steps: int = 440,
+    steps: int = cli.DEMO_STEPS,
     dtype: str = "float32",
     arch: str = cli.DEFAULT_ARCH,
     save: str | None = None,

@@ -328,6 +328,14 @@ def _scaled_sum_cuda(function: str, sign: float) -> Callable[[Sequence[str], Att
     return expression
 
 
+def _div_cuda(args: Sequence[str], attrs: Attrs) -> str:
+    """A quotient; by a power of two it is the product with the exact reciprocal, the same bits."""
+    divisor = args[1].removesuffix("f")
+    if divisor.replace(".", "", 1).isdigit() and math.frexp(float(divisor))[0] == 0.5:
+        return f"__fmul_rn({args[0]}, {float_literal(1.0 / float(divisor))})"
+    return f"__fdiv_rn({args[0]}, {args[1]})"
+
+
 def _pow_cuda(args: Sequence[str], attrs: Attrs) -> str:
     exponent = args[1] if len(args) == 2 else float_literal(attrs.get("exponent", 2))
     if exponent == "2.0f":
@@ -360,8 +368,8 @@ _ENTRIES = (
     _pointwise("add", (2,), _scaled_sum(1.0), _scaled_sum_cuda("__fadd_rn", 1.0), attrs={"alpha": _NUMBER["alpha"]}),
     _pointwise("sub", (2,), _scaled_sum(-1.0), _scaled_sum_cuda("__fsub_rn", -1.0), attrs={"alpha": _NUMBER["alpha"]}),
     _pointwise("mul", (2,), _binary(np.multiply), _call("__fmul_rn")),
-    _pointwise("div", (2,), _binary(np.divide), _call("__fdiv_rn"), cost=8),
-    _pointwise("neg", (1,), _unary(np.negative), lambda args, attrs: f"(-{args[0]})"),
+    _pointwise("div", (2,), _binary(np.divide), _div_cuda, cost=8),
+    _pointwise("neg", (1,), _unary(np.negative), lambda args, attrs: f"(-({args[0]}))"),
     _pointwise("cast", (1,), _unary(lambda x: x), lambda args, attrs: args[0], cost=0),
     _pointwise(
         "relu",

@@ -102,8 +102,7 @@ def _tile_choices(path: str, m: int, n: int, options: Options) -> list[tuple[int
     if path == "tensor":
         widths = [options.gemm_tile_n] if options.gemm_tile_n else ([16, 32, 64] if n > 16 else [16])
         heights = [16, 32, 64] if m > 16 else [16]
-        pairs = [(height, width) for height in heights for width in widths]
-        return [(height, width) for height, width in pairs if height >= 32 or width <= 32]
+        return [(height, width) for height in heights for width in widths if height == heights[-1] or width <= 2 * height]
     widths = [options.gemm_tile_n] if options.gemm_tile_n else [width for width in (8, 32, 64) if width <= 32 or n > 32]
     if not options.gemm_tile_n and n > 8:
         widths.remove(8)

@@ -259,9 +259,7 @@ def _loop_room(loop: Loop, declared: dict[str, TensorSpec]) -> int | None:
         scalar = declared.get(loop.length)
         if scalar is None or scalar.dtype != "int32" or scalar.shape != ():
             raise ProgramError(f"length {loop.length!r} must name an int32 scalar input")
-        stacked = [spec for spec in loop.inputs[len(loop.inputs) - loop.num_xs :]] + list(
-            loop.outputs[loop.num_carry :]
-        )
+        stacked = list(loop.inputs[len(loop.inputs) - loop.num_xs :]) + list(loop.outputs[loop.num_carry :])
         sizes = {spec.shape[0] if spec.shape else -1 for spec in stacked}
         if len(sizes) > 1:
             raise ProgramError(f"stacked tensors have different leading dims: {sorted(sizes)}")

@@ -19,7 +19,7 @@ from trainkernel.schedule import Schedule, Stage, Task
 ENTRY = "trainkernel_step"
 MAX_DIRECT_SLOTS = 480
 _INDEX_LIMIT = 2**31 - 2**16
-_TEMPLATES = ("ptx", "numbers", "barrier", "reduce", "product_vector", "product_tile", "product_tensor")
+_TEMPLATES = ("ptx", "numbers", "barrier", "reduce", "product_vector", "product_operand", "product_tile", "product_tensor")
 _ALWAYS = frozenset(("ptx", "numbers", "barrier"))
 _INDENT = "  "
 

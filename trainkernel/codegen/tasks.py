@@ -138,13 +138,15 @@ class _TaskEmitter:
             lines.append(f"const tk_index begin = (tk_index)(piece / {row_pieces}) * {plan.chunk};")
             lines.append(f"const tk_index end = tk_min(begin + {plan.chunk}, (tk_index){plan.count});")
             begin, end = "begin", "end"
-        lines.append(f"const tk_index r = {self._row(plan, piece)};")
+        if plan.rows > 1 or plan.path != "block":
+            lines.append(f"const tk_index r = {self._row(plan, piece)};")
         lines += self._load_element(root, plan)
         results, reduce_lines = self._reduce_calls(root, plan, begin, end)
         element: Index = variable("r", plan.rows)
         if root.op == "reduce_partials":
             element = linearize((variable("c", plan.partials), element), (plan.rows, 1))
-            reduce_lines.append(f"const tk_index c = piece / {row_pieces};" if plan.partials > 1 else "")
+            if plan.partials > 1:
+                reduce_lines.append(f"const tk_index c = piece / {row_pieces};")
         registers = {spec.buffer: name for spec, name in zip(root.outputs, results, strict=True)}
         finish = self._epilogue(registers, element)
         inside = f"r < {plan.rows}"
@@ -280,37 +282,84 @@ class _TaskEmitter:
         return lines + [call]
 
     def _tiles(self, plan: ProductPlan, root: Operation) -> list[str]:
+        self.templates |= {"product_operand", "product_tensor" if plan.path == "tensor" else "product_tile"}
         a, b = self._operands(root)
         m, n, k = variable("m", plan.m), variable("n", plan.n), variable("k", plan.k)
-        lines = self._load("load_a", a, (m, k), "tk_index m, tk_index k")
-        lines += self._load("load_b", b, (k, n), "tk_index k, tk_index n")
         element = linearize((m, n), (plan.n, 1))
         tiles_n = ceil_div(plan.n, plan.tile_n)
         tile = f"piece % {plan.num_tiles}" if plan.split > 1 else "piece"
         begin, end = "0", str(self._depth(plan, root))
+        lines: list[str] = []
         if plan.split > 1:
             element = linearize((variable("s", plan.split), m, n), (plan.m * plan.n, plan.n, 1))
             lines.append(f"const tk_index s = piece / {plan.num_tiles};")
             begin = f"s * {plan.chunk}"
             end = f"tk_min((s + 1) * {plan.chunk}, (tk_index){plan.k})"
-        lines += _lambda("store", "tk_index m, tk_index n, float sum", self._finish(root, (m, n), element), None)
         lines.append(f"const tk_index m0 = (tk_index)({tile}) / {tiles_n} * {plan.tile_m};")
         lines.append(f"const tk_index n0 = (tk_index)({tile}) % {tiles_n} * {plan.tile_n};")
-        along = ", ".join(
-            "true" if flag else "false" for flag in (self._along(a, (m, k), "k", "m"), self._along(b, (k, n), "k", "n"))
-        )
-        sizes = f"{plan.tile_m}, {plan.tile_n}, {plan.tile_k}, {self.threads}"
-        bounds = f"m0, n0, {plan.m}, {plan.n}, {begin}, {end}"
+        along_a, along_b = self._along(a, (m, k), "k", "m"), self._along(b, (k, n), "k", "n")
+        plain_a = self._plain_matrix(a.T, plan, along_a)
+        plain_b = self._plain_matrix(b, plan, along_b)
+        sizes = f"{plan.tile_m}, {plan.tile_n}, {plan.tile_k}, {self.threads}, {self._skew(plan)}, {_flag(along_a)}, {_flag(along_b)}"
+        bounds = f"m0, n0, {plan.m}, {plan.n}, {begin}, {end}, {self._shared(plan)}"
+        name = "tk_tensor_sums" if plan.path == "tensor" else "tk_tile_sums"
+        sizes = f"{_FORMATS[a.dtype]}, {sizes}" if plan.path == "tensor" else sizes
+        if plain_a and plain_b:
+            lines.append(f"{name}_plain<{sizes}>({bounds}, {plain_a}, {plain_b});")
+        else:
+            group = 2 if plan.path == "tensor" else 1
+            lines += self._load("load_a", a, (m, k), "tk_index m, tk_index k")
+            lines += self._load("load_b", b, (k, n), "tk_index n, tk_index k")
+            lines.append(f"{name}<{sizes}, {group}, {group}>({bounds}, load_a, load_b);")
+        lines += _lambda("store", "tk_index m, tk_index n, float sum", self._finish(root, (m, n), element), None)
+        stride = plan.tile_n + (4 if plan.path == "tensor" else self._skew(plan))
+        store_sizes = f"{plan.tile_m}, {plan.tile_n}, {self.threads}, {stride}"
+        lines.append(f"tk_tile_store<{store_sizes}>(m0, n0, {plan.m}, {plan.n}, (const float*)shared, store);")
+        return lines
+
+    def _skew(self, plan: ProductPlan) -> int:
+        """Padding of shared-memory rows in elements."""
+        return plan.skew_bytes // (2 if plan.path == "tensor" else 4)
+
+    def _shared(self, plan: ProductPlan) -> str:
+        """Reserve shared memory for two steps, or for the sums if they need more."""
+        skew = self._skew(plan)
         if plan.path == "tensor":
-            self.templates.add("product_tensor")
-            skew = plan.skew_bytes // 2
-            self.shared_bytes = 2 * 2 * (plan.tile_k + skew) * (plan.tile_m + plan.tile_n)
-            head = f"tk_tensor_product<{_FORMATS[a.dtype]}, {sizes}, {skew}, {along}>"
-            return lines + [f"{head}({bounds}, (unsigned short*)shared, load_a, load_b, store);"]
-        self.templates.add("product_tile")
-        skew = plan.skew_bytes // 4
-        self.shared_bytes = 2 * 4 * plan.tile_k * (plan.tile_m + plan.tile_n + 2 * skew)
-        return lines + [f"tk_tile_product<{sizes}, {skew}, {along}>({bounds}, (float*)shared, load_a, load_b, store);"]
+            steps = 2 * 2 * (plan.tile_k + skew) * (plan.tile_m + plan.tile_n)
+            sums = 4 * plan.tile_m * (plan.tile_n + 4)
+        else:
+            steps = 2 * 4 * plan.tile_k * (plan.tile_m + plan.tile_n + 2 * skew)
+            sums = 4 * plan.tile_m * (plan.tile_n + skew)
+        self.shared_bytes = max(steps, sums)
+        return "(unsigned short*)shared" if plan.path == "tensor" else "(float*)shared"
+
+    def _plain_matrix(self, operand: TensorSpec, plan: ProductPlan, along_k: bool) -> str | None:
+        """``tk_matrix(...)`` of an operand [k, outer] that is a view of memory, or its cast; else None.
+
+        A cast to the operand's dtype disappears, because the tensor-core step rounds to it anyway.
+        """
+        operation = self.scope.inlined.get(operand.buffer)
+        if operation is not None and operation.op == "cast" and plan.path == "tensor":
+            source, out = operation.inputs[0], operation.outputs[0]
+            if not isinstance(source, TensorSpec) or source.shape != out.shape or source.buffer in self.scope.inlined:
+                return None
+            strides = _view_strides(operand, out, source)
+            if strides is None:
+                return None
+            operand = TensorSpec(source.buffer, operand.shape, strides[0], strides[1], source.dtype)
+        elif operation is not None:
+            return None
+        storage = self.frame.storage(operand.buffer)
+        if storage.space == "scalar":
+            return None
+        depth_stride, outer_stride = operand.strides
+        unit, other = (depth_stride, outer_stride) if along_k else (outer_stride, depth_stride)
+        run = operand.shape[0] if along_k else operand.shape[1]
+        chunks = plan.chunk if along_k and plan.split > 1 else 4
+        vector = unit == 1 and other % 4 == 0 and run % 4 == 0 and chunks % 4 == 0
+        pointer = self.scope.pointer(operand.buffer, storage, const=True)
+        base = f"{pointer} + {operand.offset}" if operand.offset else pointer
+        return f"tk_matrix({base}, {outer_stride}, {depth_stride}, {_flag(vector)})"
 
     def _along(self, operand: TensorSpec, coordinates: Sequence[Index], first: str, second: str) -> bool:
         """Whether neighbours in memory are neighbours along ``first`` rather than ``second``."""
@@ -325,6 +374,25 @@ class _TaskEmitter:
 
 def _unit_stride(index: Index, name: str) -> bool:
     return any(isinstance(atom, Variable) and atom.name == name and scale == 1 for atom, scale in index.terms)
+
+
+def _view_strides(view: TensorSpec, whole: TensorSpec, source: TensorSpec) -> tuple[tuple[int, ...], int] | None:
+    """Strides and offset over ``source`` of a view of ``whole``, its element-by-element copy; rank 2 only."""
+    if whole.ndim != 2 or view.offset != 0:
+        return None
+    by_stride = dict(zip(whole.strides, source.strides, strict=True))
+    if len(by_stride) != 2 or sorted(view.shape) != sorted(whole.shape):
+        return None
+    if view.strides not in (whole.strides, whole.strides[::-1]):
+        return None
+    expected = whole.shape if view.strides == whole.strides else whole.shape[::-1]
+    if view.shape != expected:
+        return None
+    return tuple(by_stride[stride] for stride in view.strides), source.offset
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"
 
 
 def _block(head: str, body: list[str]) -> list[str]:

@@ -44,6 +44,8 @@ _PROGRAM_FLAGS = (
     "-fvisibility=hidden",
     "-w",
 )
+# Hooks before each memory access, and for misaligned vectors; both call the runtime, no sanitizer library.
+_CHECK_FLAGS = ("-fsanitize=thread", "-fsanitize=alignment")
 _RUNTIME_FILES = (
     "abi.h",
     "fibers.h",
@@ -251,11 +253,8 @@ def _build(compiler: Compiler, flags: Sequence[str], link: Sequence[str], text: 
         raise
 
 
-def _load(path: Path, mode: int) -> ctypes.CDLL | None:
-    try:
-        library = ctypes.CDLL(str(path), mode=mode)
-    except OSError:
-        return None
+def _load(path: Path, mode: int) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path), mode=mode)
     with contextlib.suppress(OSError):
         os.utime(path)
     return library
@@ -266,17 +265,20 @@ def _load_or_build(
 ) -> ctypes.CDLL:
     key = _key(compiler.version, "\0".join([*compiler.command, *flags, *link]), text)
     path = cache_directory() / f"{key}.so"
-    library = _load(path, mode) if path.exists() else None
-    if library is None:
-        try:
-            _build(compiler, flags, link, text, path, what)
-        except OSError:
-            path = _temporary_directory() / path.name
-            _build(compiler, flags, link, text, path, what)
-        library = _load(path, mode)
-    if library is None:
-        raise CompileError(f"cannot load {path}, just compiled from {what}; is its directory mounted noexec?")
-    return library
+    if path.exists():
+        with contextlib.suppress(OSError):  # damaged, or pruned by another process just now: build it again
+            return _load(path, mode)
+    try:
+        _build(compiler, flags, link, text, path, what)
+    except OSError:
+        path = _temporary_directory() / path.name
+        _build(compiler, flags, link, text, path, what)
+    try:
+        return _load(path, mode)
+    except OSError as error:
+        raise CompileError(
+            f"cannot load what was just compiled from {what} (is {path.parent} noexec?): {error}"
+        ) from error
 
 
 _runtime_lock = threading.Lock()
@@ -350,7 +352,7 @@ def compile_sources(sources: Sequence[str], *, check_races: bool = False) -> lis
     load_runtime()
     flags = [*_PROGRAM_FLAGS, *compiler.machine_flags]
     if check_races:
-        flags.append("-fsanitize=thread")
+        flags.extend(_CHECK_FLAGS)
     what = "an emitted source" if len(sources) == 1 else f"one of {len(sources)} emitted sources"
     # Without the standard libraries on the command line no sanitizer runtime is linked either.
     library = _load_or_build(compiler, flags, ("-nostdlib", "-lm"), _program_text(sources), os.RTLD_NOW, what)

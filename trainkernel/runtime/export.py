@@ -100,9 +100,15 @@ class DeviceArray:
             raise BufferError("DeviceArray lends its memory and makes no copies")
         if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
             raise BufferError(f"DeviceArray is on {self.__dlpack_device__()} and cannot be lent on {tuple(dl_device)}")
-        if stream != -1:
-            self._order(LEGACY_STREAM if not stream else int(stream))
+        if stream is None:  # consumers mean different streams by it, so none of them has to wait
+            self._wait()
+        elif stream != -1:
+            self._order(int(stream) or LEGACY_STREAM)
         return self._capsule(versioned=max_version is not None and max_version[0] >= 1)
+
+    def _wait(self) -> None:
+        with using_device(self.device_index) as driver:
+            check(driver.cuStreamSynchronize(self._stream), f"{self!r}: waiting for the kernel that writes it")
 
     def _order(self, stream: int) -> None:
         if stream == self._stream:
@@ -224,7 +230,20 @@ def _cupy_stream(handle: int, device_index: int) -> Any:
     cupy = sys.modules["cupy"]
     if handle == LEGACY_STREAM:
         return cupy.cuda.Stream.null
+    if hasattr(cupy.cuda.Stream, "from_external"):
+        with cupy.cuda.Device(device_index):
+            return cupy.cuda.Stream.from_external(_ForeignStream(handle))
     return cupy.cuda.ExternalStream(handle, device_index)
+
+
+class _ForeignStream:
+    """A stream handle by the ``__cuda_stream__`` protocol."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._handle
 
 
 def copy_into(destination: Any, source: np.ndarray[Any, Any]) -> None:

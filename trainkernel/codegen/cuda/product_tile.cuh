@@ -2,8 +2,9 @@
 //
 // One block computes TILE_M x TILE_N outputs. Each step of TILE_K goes from memory to registers,
 // from there to one of two shared-memory buffers, and is multiplied while the next step's loads are
-// under way. A thread owns MICRO_M x MICRO_N outputs. The order of the sum is that of k alone, so
-// tile sizes and thread counts do not change a bit.
+// under way. A thread owns MICRO_M x MICRO_N sums. The order of the sum is that of k alone, so tile
+// sizes and thread counts do not change a bit. The finished sums go through shared memory to the
+// epilogue, whose stores are then coalesced along n.
 
 template <int TILE_M, int TILE_N, int TILE_K, int THREADS, int SKEW>
 struct TkTile {
@@ -15,10 +16,8 @@ struct TkTile {
   static constexpr int STRIDE_A = TILE_M + SKEW;
   static constexpr int STRIDE_B = TILE_N + SKEW;
   static constexpr int STEP_FLOATS = TILE_K * (STRIDE_A + STRIDE_B);
-  static constexpr int LOADS_A = (TILE_M * TILE_K + THREADS - 1) / THREADS;
-  static constexpr int LOADS_B = (TILE_N * TILE_K + THREADS - 1) / THREADS;
   static_assert(MICRO_M * MICRO_N == OUTPUTS && TILE_N % MICRO_N == 0 && TILE_M % MICRO_M == 0, "micro tile");
-  static_assert(SKEW % 4 == 0 && TILE_M % 4 == 0 && TILE_N % 4 == 0, "128-bit shared-memory reads");
+  static_assert(SKEW % 4 == 0 && TILE_M % 4 == 0 && TILE_N % 4 == 0 && TILE_K % 4 == 0, "128-bit accesses");
   static_assert(WORKERS <= THREADS, "a thread per micro tile");
 };
 
@@ -40,63 +39,76 @@ __device__ __forceinline__ void tk_read_shared(float (&values)[COUNT], const flo
   }
 }
 
-template <int TILE_M, int TILE_N, int TILE_K, int THREADS, int SKEW, bool A_ALONG_K, bool B_ALONG_K, class LoadA, class LoadB,
-          class Store>
-__device__ __forceinline__ void tk_tile_product(tk_index m0, tk_index n0, tk_index m_end, tk_index n_end, tk_index k_begin,
-                                                tk_index k_end, float* shared, LoadA load_a, LoadB load_b, Store store) {
+// One operand's share of a step, in registers: OUTER x TILE_K elements, dealt to the threads in runs
+// of GROUP neighbours along the operand's contiguous dimension. Shared memory has the depth outermost.
+template <int OUTER, int TILE_K, int THREADS, int STRIDE, bool ALONG_K, int GROUP>
+struct TkTileStep {
+  static constexpr int RUNS = OUTER * TILE_K / GROUP;
+  static constexpr int PER_THREAD = (RUNS + THREADS - 1) / THREADS;
+  float values[PER_THREAD][GROUP];
+
+  static __device__ __forceinline__ bool place(int j, int& o, int& k) {
+    int run = (int)threadIdx.x + j * THREADS;
+    o = ALONG_K ? run / (TILE_K / GROUP) : run % (OUTER / GROUP) * GROUP;
+    k = ALONG_K ? run % (TILE_K / GROUP) * GROUP : run / (OUTER / GROUP);
+    return RUNS % THREADS == 0 || run < RUNS;
+  }
+
+  template <class Load>
+  __device__ __forceinline__ void fetch(tk_index o0, tk_index o_end, tk_index k0, tk_index k_end, Load load) {
+#pragma unroll
+    for (int j = 0; j < PER_THREAD; ++j) {
+      int o, k;
+      bool inside = place(j, o, k);
+      if constexpr (GROUP == 1) {
+        values[j][0] = inside && o0 + o < o_end && k0 + k < k_end ? load(o0 + o, k0 + k) : 0.0f;
+      } else {
+        load.run(values[j], inside ? o0 + o : o_end, o_end, k0 + k, k_end);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void publish(float* shared) const {
+#pragma unroll
+    for (int j = 0; j < PER_THREAD; ++j) {
+      int o, k;
+      if (!place(j, o, k)) continue;
+      if constexpr (GROUP == 4 && !ALONG_K) {
+        *(float4*)(shared + k * STRIDE + o) = make_float4(values[j][0], values[j][1], values[j][2], values[j][3]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < GROUP; ++i) shared[(k + i) * STRIDE + o] = values[j][i];
+      }
+    }
+  }
+};
+
+// load_a(m, k) and load_b(n, k) give elements; the sums end in shared[m * (TILE_N + SKEW) + n].
+template <int TILE_M, int TILE_N, int TILE_K, int THREADS, int SKEW, bool A_ALONG_K, bool B_ALONG_K, int GROUP_A, int GROUP_B,
+          class LoadA, class LoadB>
+__device__ __forceinline__ void tk_tile_sums(tk_index m0, tk_index n0, tk_index m_end, tk_index n_end, tk_index k_begin,
+                                             tk_index k_end, float* shared, LoadA load_a, LoadB load_b) {
   using Tile = TkTile<TILE_M, TILE_N, TILE_K, THREADS, SKEW>;
   const int thread = (int)threadIdx.x;
   const int row = thread / Tile::THREADS_N * Tile::MICRO_M, column = thread % Tile::THREADS_N * Tile::MICRO_N;
+  const bool works = Tile::WORKERS == THREADS || thread < Tile::WORKERS;
   float sums[Tile::MICRO_M][Tile::MICRO_N] = {};
-  float next_a[Tile::LOADS_A], next_b[Tile::LOADS_B];
+  TkTileStep<TILE_M, TILE_K, THREADS, Tile::STRIDE_A, A_ALONG_K, GROUP_A> next_a;
+  TkTileStep<TILE_N, TILE_K, THREADS, Tile::STRIDE_B, B_ALONG_K, GROUP_B> next_b;
 
-  auto place_a = [&](int j, int& m, int& k) {
-    int e = thread + j * THREADS;
-    m = A_ALONG_K ? e / TILE_K : e % TILE_M;
-    k = A_ALONG_K ? e % TILE_K : e / TILE_M;
-    return TILE_M * TILE_K % THREADS == 0 || e < TILE_M * TILE_K;
-  };
-  auto place_b = [&](int j, int& n, int& k) {
-    int e = thread + j * THREADS;
-    n = B_ALONG_K ? e / TILE_K : e % TILE_N;
-    k = B_ALONG_K ? e % TILE_K : e / TILE_N;
-    return TILE_N * TILE_K % THREADS == 0 || e < TILE_N * TILE_K;
-  };
-  auto fetch = [&](tk_index k0) {
-#pragma unroll
-    for (int j = 0; j < Tile::LOADS_A; ++j) {
-      int m, k;
-      bool inside = place_a(j, m, k) && m0 + m < m_end && k0 + k < k_end;
-      next_a[j] = inside ? load_a(m0 + m, k0 + k) : 0.0f;
-    }
-#pragma unroll
-    for (int j = 0; j < Tile::LOADS_B; ++j) {
-      int n, k;
-      bool inside = place_b(j, n, k) && n0 + n < n_end && k0 + k < k_end;
-      next_b[j] = inside ? load_b(k0 + k, n0 + n) : 0.0f;
-    }
-  };
-
-  if (k_begin < k_end) fetch(k_begin);
-  __syncthreads();  // shared is free: the piece before may still read it
+  // Step k0: fetch it, multiply the step before it, then publish it in the other buffer.
   int buffer = 0;
-  for (tk_index k0 = k_begin; k0 < k_end; k0 += TILE_K) {
-    float* a = shared + buffer * Tile::STEP_FLOATS;
-    float* b = a + TILE_K * Tile::STRIDE_A;
-#pragma unroll
-    for (int j = 0; j < Tile::LOADS_A; ++j) {
-      int m, k;
-      if (place_a(j, m, k)) a[k * Tile::STRIDE_A + m] = next_a[j];
+  for (tk_index k0 = k_begin; k0 < k_end + TILE_K; k0 += TILE_K) {
+    float* step = shared + buffer * Tile::STEP_FLOATS;
+    buffer ^= 1;
+    if (k0 < k_end) {
+      next_a.fetch(m0, m_end, k0, k_end, load_a);
+      next_b.fetch(n0, n_end, k0, k_end, load_b);
     }
-#pragma unroll
-    for (int j = 0; j < Tile::LOADS_B; ++j) {
-      int n, k;
-      if (place_b(j, n, k)) b[k * Tile::STRIDE_B + n] = next_b[j];
-    }
-    __syncthreads();  // the step is complete; the other buffer's readers have all arrived here
-    if (k0 + TILE_K < k_end) fetch(k0 + TILE_K);
-    if (Tile::WORKERS == THREADS || thread < Tile::WORKERS) {
-#pragma unroll 8
+    if (k0 > k_begin && works) {
+      const float* a = shared + buffer * Tile::STEP_FLOATS;
+      const float* b = a + TILE_K * Tile::STRIDE_A;
+#pragma unroll 4
       for (int k = 0; k < TILE_K; ++k) {
         float rows[Tile::MICRO_M], columns[Tile::MICRO_N];
         tk_read_shared(rows, a + k * Tile::STRIDE_A + row);
@@ -107,12 +119,27 @@ __device__ __forceinline__ void tk_tile_product(tk_index m0, tk_index n0, tk_ind
           for (int j = 0; j < Tile::MICRO_N; ++j) sums[i][j] = __fmaf_rn(rows[i], columns[j], sums[i][j]);
       }
     }
-    buffer ^= 1;
+    if (k0 >= k_end) break;
+    if (k0 == k_begin) __syncthreads();  // shared is free: the piece before may still read it
+    next_a.publish(step);
+    next_b.publish(step + TILE_K * Tile::STRIDE_A);
+    __syncthreads();  // the step is complete, and the buffer before it has been read
   }
-  if (Tile::WORKERS < THREADS && thread >= Tile::WORKERS) return;
+  __syncthreads();  // the last step has been read
+  if (works) {
 #pragma unroll
-  for (int i = 0; i < Tile::MICRO_M; ++i)
+    for (int i = 0; i < Tile::MICRO_M; ++i)
 #pragma unroll
-    for (int j = 0; j < Tile::MICRO_N; ++j)
-      if (m0 + row + i < m_end && n0 + column + j < n_end) store(m0 + row + i, n0 + column + j, sums[i][j]);
+      for (int j = 0; j < Tile::MICRO_N; ++j) shared[(row + i) * Tile::STRIDE_B + column + j] = sums[i][j];
+  }
+  __syncthreads();  // the sums are complete
+}
+
+// The same for operands that are plain views of memory: one function serves every product of these
+// tiles. Reads four elements at a time where `vector_*` says that every run is whole and aligned.
+template <int TILE_M, int TILE_N, int TILE_K, int THREADS, int SKEW, bool A_ALONG_K, bool B_ALONG_K, class A, class B>
+__device__ __noinline__ void tk_tile_sums_plain(tk_index m0, tk_index n0, tk_index m_end, tk_index n_end, tk_index k_begin,
+                                                tk_index k_end, float* shared, TkMatrix<A> a, TkMatrix<B> b) {
+  tk_tile_sums<TILE_M, TILE_N, TILE_K, THREADS, SKEW, A_ALONG_K, B_ALONG_K, 4, 4>(
+      m0, n0, m_end, n_end, k_begin, k_end, shared, TkRuns<A, A_ALONG_K>{a}, TkRuns<B, B_ALONG_K>{b});
 }

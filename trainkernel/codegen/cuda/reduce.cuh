@@ -13,19 +13,17 @@ struct TkMax {
   static __device__ __forceinline__ float merge(float a, float b) { return tk_maximum(a, b); }
 };
 
-// Elements first, first + LANES, ... below end, in order; several loads in flight.
+// Elements first, first + LANES, ... below end, in order; four loads in flight.
 template <class Op, int LANES, class Load>
 __device__ __forceinline__ float tk_reduce_lane(tk_index first, tk_index end, Load load) {
   float total = Op::identity();
-  tk_index k = first;
-  for (; k + 7 * LANES < end; k += 8 * LANES) {
-    float values[8];
+  for (tk_index k = first; k < end; k += 4 * LANES) {
+    float values[4];
 #pragma unroll
-    for (int u = 0; u < 8; ++u) values[u] = load(k + u * LANES);
+    for (int u = 0; u < 4; ++u) values[u] = k + u * LANES < end ? load(k + u * LANES) : Op::identity();
 #pragma unroll
-    for (int u = 0; u < 8; ++u) total = Op::merge(total, values[u]);
+    for (int u = 0; u < 4; ++u) total = Op::merge(total, values[u]);
   }
-  for (; k < end; k += LANES) total = Op::merge(total, load(k));
   return total;
 }
 

@@ -58,7 +58,7 @@ static Place remote_shared(Fiber* fiber, uptr address, u32 size, bool is_write) 
     return {owner->shared_shadow + offset, REGION_SHARED, false, offset};
 }
 
-static void access(uptr address, u32 size, bool is_write, u32 writer = 0) {
+static inline __attribute__((always_inline)) void access(uptr address, u32 size, bool is_write, u32 writer = 0) {
     Fiber* fiber = current;
     if (!fiber || !race_checks) return;
     if (address - fiber->stack_low < STACK_BYTES) return;
@@ -85,7 +85,7 @@ static void access(uptr address, u32 size, bool is_write, u32 writer = 0) {
     else read_cells(fiber, place, size);
 }
 
-static void access_aligned(uptr address, u32 size, bool is_write) {
+static inline __attribute__((always_inline)) void access_aligned(uptr address, u32 size, bool is_write) {
     if (current && address % size) fatal_access(KIND_MISALIGNED, current, address, size, is_write, find_region(address));
     access(address, size, is_write);
 }
@@ -147,3 +147,20 @@ TK_HOOK void* __tsan_memset(void* to, int value, uptr size) {
 TK_ATOMIC_HOOKS(32, u32)
 TK_ATOMIC_HOOKS(64, u64)
 TK_HOOK void __tsan_atomic_thread_fence(int) {}
+
+// -fsanitize=alignment: a vector access that the host's compiler would split is one access on the
+// device and must be aligned as a whole.
+struct AlignmentData {
+    const char* file;
+    u32 line, column;
+    const void* type;
+    u8 log_alignment;
+    u8 kind;  // 1: a store
+};
+TK_HOOK void __ubsan_handle_type_mismatch_v1(AlignmentData* data, uptr address) {
+    if (!current) return;
+    fatal_access(KIND_MISALIGNED, current, address, 1u << data->log_alignment, data->kind == 1, find_region(address));
+}
+TK_HOOK void __ubsan_handle_type_mismatch_v1_abort(AlignmentData* data, uptr address) {
+    __ubsan_handle_type_mismatch_v1(data, address);
+}

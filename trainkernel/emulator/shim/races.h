@@ -49,14 +49,15 @@ struct Set {
     u64 first;  // index into set_entries
     u32 count;
     u32 next;   // next set of the same hash bucket
+    u32 hash;
 };
 
 static Array<Context> contexts;
 static Array<Readers> set_entries;
 static Array<Set> sets;
-static const u32 SET_BUCKETS = 1 << 14;
+static const u32 SET_BUCKETS = 1 << 16;
 static u32 set_buckets[SET_BUCKETS];
-static const u32 MEMO = 1 << 13;
+static const u32 MEMO = 1 << 15;
 struct Memo {
     u32 readers;
     u32 context;
@@ -73,7 +74,7 @@ static bool race_checks = false;
 
 static u32 mix(u32 a, u32 b) {
     u64 x = (u64(a) << 32 | b) * 0x9e3779b97f4a7c15ull;
-    return u32(x >> 40);
+    return u32(x >> 32) ^ u32(x >> 52);
 }
 
 static u32 published_generation(const Block* block, u32 grid_seen) {
@@ -118,15 +119,19 @@ static bool is_ordered(const Readers& before, const Fiber* fiber) {
     return true;
 }
 
-static u32 context_of(Fiber* fiber) {
+__attribute__((noinline)) static u32 new_context(Fiber* fiber) {
     u32 generation = fiber->block->generation;
-    if (fiber->context && fiber->context_generation == generation) return fiber->context;
     Context context = {fiber->index, generation, fiber->epoch, fiber->task, fiber->stage};
     fiber->context = u32(contexts.size);
     fiber->context_generation = generation;
     contexts.push(context);
     if (fiber->task < request->num_tasks) task_touched[u64(fiber->block->index) * request->num_tasks + fiber->task] = 1;
     return fiber->context;
+}
+
+static inline u32 context_of(Fiber* fiber) {
+    if (fiber->context && fiber->context_generation == fiber->block->generation) return fiber->context;
+    return new_context(fiber);
 }
 
 static Readers readers_of(u32 context) {
@@ -145,10 +150,10 @@ static u32 intern(const Readers* entries, u32 count) {
     }
     u32* bucket = &set_buckets[hash % SET_BUCKETS];
     for (u32 s = *bucket; s; s = sets[s].next) {
-        if (sets[s].count == count && !memcmp(&set_entries[sets[s].first], entries, count * sizeof(Readers)))
+        if (sets[s].hash == hash && sets[s].count == count && !memcmp(&set_entries[sets[s].first], entries, count * sizeof(Readers)))
             return SET_BIT | s;
     }
-    Set set = {set_entries.size, count, *bucket};
+    Set set = {set_entries.size, count, *bucket, hash};
     for (u32 i = 0; i < count; i++) set_entries.push(entries[i]);
     sets.push(set);
     *bucket = u32(sets.size - 1);
@@ -260,45 +265,92 @@ __attribute__((noinline)) static void report_byte(Kind kind, Fiber* fiber, const
     add_report(report);
 }
 
-static void read_cells(Fiber* fiber, const Place& place, u32 size) {
+// Check a read of a byte in state `cell`; returns its readers from now on.
+static inline u32 read_cell(Fiber* fiber, const Place& place, Cell cell, u32 context, u32 byte, u32 size) {
+    if (cell.writer == 0) {
+        if (!place.initialised) report_byte(KIND_UNINITIALISED, fiber, place, byte, size, false, 0, false);
+    } else if (cell.writer == WRITER_ASYNC) {
+        report_byte(KIND_ASYNC_PENDING, fiber, place, byte, size, false, 0, false);
+    } else if (!is_ordered(contexts[cell.writer], fiber)) {
+        report_byte(KIND_RACE, fiber, place, byte, size, false, cell.writer, true);
+    }
+    return cell.readers ? join_readers(cell.readers, context, fiber) : context;
+}
+
+// Check a write to a byte in state `cell`.
+static inline void write_cell(Fiber* fiber, const Place& place, Cell cell, u32 context, u32 byte, u32 size) {
+    if (cell.writer == WRITER_ASYNC) {
+        report_byte(KIND_ASYNC_PENDING, fiber, place, byte, size, true, 0, false);
+    } else if (cell.writer && !is_ordered(contexts[cell.writer], fiber)) {
+        report_byte(KIND_RACE, fiber, place, byte, size, true, cell.writer, true);
+        return;
+    }
+    if (!cell.readers || cell.readers == context) return;
+    u32 other = unordered_reader(cell.readers, context, fiber);
+    if (other) report_byte(KIND_RACE, fiber, place, byte, size, true, other, false);
+}
+
+static inline bool is_same(Cell a, Cell b) { return a.writer == b.writer && a.readers == b.readers; }
+
+// Whether all cells are in one state; unrolled where `size` is a constant.
+static inline __attribute__((always_inline)) bool is_uniform(const Cell* cells, u32 size) {
+    u64 first, difference = 0;
+    memcpy(&first, cells, 8);
+    for (u32 i = 1; i < size; i++) {
+        u64 other;
+        memcpy(&other, cells + i, 8);
+        difference |= first ^ other;
+    }
+    return !difference;
+}
+
+// Neighbouring bytes mostly have one history: bytes in the same state as the one before share its check.
+static void read_mixed_cells(Fiber* fiber, const Place& place, u32 size) {
     u32 context = context_of(fiber);
-    Cell previous = {0, 0};
-    u32 readers = 0;
-    for (u32 i = 0; i < size; i++) {
-        Cell cell = place.cells[i];
-        if (cell.readers == context) continue;
-        if (i == 0 || cell.writer != previous.writer || cell.readers != previous.readers) {
-            previous = cell;
-            if (cell.writer == 0) {
-                if (!place.initialised) report_byte(KIND_UNINITIALISED, fiber, place, i, size, false, 0, false);
-            } else if (cell.writer == WRITER_ASYNC) {
-                report_byte(KIND_ASYNC_PENDING, fiber, place, i, size, false, 0, false);
-            } else if (!is_ordered(contexts[cell.writer], fiber)) {
-                report_byte(KIND_RACE, fiber, place, i, size, false, cell.writer, true);
-            }
-            readers = cell.readers ? join_readers(cell.readers, context, fiber) : context;
+    Cell* cells = place.cells;
+    for (u32 i = 0; i < size;) {
+        Cell cell = cells[i];
+        u32 end = i + 1;
+        while (end < size && is_same(cells[end], cell)) end++;
+        if (cell.readers != context) {
+            u32 readers = read_cell(fiber, place, cell, context, i, size);
+            for (u32 j = i; j < end; j++) cells[j].readers = readers;
         }
-        place.cells[i].readers = readers;
+        i = end;
     }
 }
 
-static void write_cells(Fiber* fiber, const Place& place, u32 size, u32 writer) {
+static void write_mixed_cells(Fiber* fiber, const Place& place, u32 size, u32 writer) {
     u32 context = context_of(fiber);
-    Cell previous = {0, 0};
-    for (u32 i = 0; i < size; i++) {
-        Cell cell = place.cells[i];
-        place.cells[i] = {writer ? writer : context, 0};
-        if (cell.writer == context && cell.readers == 0) continue;
-        if (i && cell.writer == previous.writer && cell.readers == previous.readers) continue;
-        previous = cell;
-        if (cell.writer == WRITER_ASYNC) {
-            report_byte(KIND_ASYNC_PENDING, fiber, place, i, size, true, 0, false);
-        } else if (cell.writer && !is_ordered(contexts[cell.writer], fiber)) {
-            report_byte(KIND_RACE, fiber, place, i, size, true, cell.writer, true);
-            continue;
+    Cell* cells = place.cells;
+    Cell after = {writer ? writer : context, 0};
+    for (u32 i = 0; i < size;) {
+        Cell cell = cells[i];
+        u32 end = i + 1;
+        while (end < size && is_same(cells[end], cell)) end++;
+        if (!is_same(cell, after)) {
+            write_cell(fiber, place, cell, context, i, size);
+            for (u32 j = i; j < end; j++) cells[j] = after;
         }
-        if (!cell.readers || cell.readers == context) continue;
-        u32 other = unordered_reader(cell.readers, context, fiber);
-        if (other) report_byte(KIND_RACE, fiber, place, i, size, true, other, false);
+        i = end;
     }
+}
+
+static inline __attribute__((always_inline)) void read_cells(Fiber* fiber, const Place& place, u32 size) {
+    if (!is_uniform(place.cells, size)) return read_mixed_cells(fiber, place, size);
+    u32 context = context_of(fiber);
+    Cell cell = place.cells[0];
+    if (cell.readers == context) return;
+    u32 readers = read_cell(fiber, place, cell, context, 0, size);
+    for (u32 i = 0; i < size; i++) place.cells[i] = {cell.writer, readers};
+}
+
+static inline __attribute__((always_inline)) void write_cells(Fiber* fiber, const Place& place, u32 size, u32 writer) {
+    if (!is_uniform(place.cells, size)) return write_mixed_cells(fiber, place, size, writer);
+    u32 context = context_of(fiber);
+    Cell cell = place.cells[0];
+    Cell after = {writer ? writer : context, 0};
+    if (is_same(cell, after)) return;
+    write_cell(fiber, place, cell, context, 0, size);
+    for (u32 i = 0; i < size; i++) place.cells[i] = after;
 }

@@ -230,19 +230,12 @@ TK_EXPORT u32 tk_emu_load_acquire(const u32* address) {
     fiber->wait = WAIT_POLL;
     make_ready(fiber);
     run_next();
-    u32 value = *const_cast<const volatile u32*>(address);
-    if (fiber->poll_address == address && fiber->poll_value == value) {
-        u64 round = ready_count + 1;
-        if (++idle_polls % round == 0) virtual_time_ns += 1000000;
-        if (idle_polls > request->idle_rounds * round) fatal(deadlock_report());
-    } else {
-        idle_polls = 0;
-    }
+    u64 round = ready_count + 1;
+    if (++idle_polls % round == 0) virtual_time_ns += 1000000;
+    if (idle_polls > request->idle_rounds * round) fatal(deadlock_report());
     fiber->wait = WAIT_NONE;
-    fiber->poll_address = address;
-    fiber->poll_value = value;
     note_acquire(fiber);
-    return value;
+    return *const_cast<const volatile u32*>(address);
 }
 
 // Virtual: one microsecond per look, one millisecond per round of fruitless polls.

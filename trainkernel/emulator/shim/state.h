@@ -81,8 +81,6 @@ struct Fiber {
     u16 stage;
     u32 wait;
     u32 wait_mask;
-    u32 poll_value;
-    const void* poll_address;
     // Operands of the warp operation that it waits in: they live on its stack.
     void* operands[3];
     u32 value;
