@@ -215,3 +215,65 @@ def run_kernel(body: str, inputs: Sequence[tuple[str, Any]], *arguments: Any, **
     }
     kernel = make_kernel(body, inputs, *arguments, **options)
     return emulator.emulate(kernel, [value for _, value in inputs], **emulate)
+
+
+F32 = np.float32
+ORDERS: tuple[str | int, ...] = ("forward", "reverse", 0, 7)
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).normal(size=shape).astype(F32)
+
+
+# A two-stage program: partial sums, a grid barrier, scale.
+CHUNKS = 16
+TWO_STAGES = """
+__device__ void task_partial(const TkParams& p) {
+    TK_TASK(0, 0);
+    TK_DYNAMIC_SHARED(shared);
+    float* sums = (float*)shared;
+    float* partial = (float*)(p.workspace + 256);
+    for (int chunk = blockIdx.x; chunk < 16; chunk += gridDim.x) {
+        float sum = 0.0f;
+        for (int i = threadIdx.x; i < p.n / 16; i += blockDim.x) sum = __fadd_rn(sum, p.x[chunk * (p.n / 16) + i]);
+        for (int step = 16; step; step >>= 1) sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, step));
+        __syncthreads(); /* before */
+        if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+        __syncthreads(); /* after */
+        if (threadIdx.x == 0) {
+            float total = 0.0f;
+            for (int w = 0; w < blockDim.x / 32; w++) total = __fadd_rn(total, sums[w]);
+            partial[chunk] = total;
+        }
+    }
+}
+__device__ void task_scale(const TkParams& p) {
+    TK_TASK(1, 1);
+    const float* partial = (const float*)(p.workspace + 256);
+    float total = 0.0f;
+    for (int i = 0; i < 16; i++) total = __fadd_rn(total, partial[i]);
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < p.n; i += gridDim.x * blockDim.x)
+        p.y[i] = __fmaf_rn(p.x[i], p.scale, total);
+}
+"""
+TWO_STAGES_BODY = """
+    task_partial(p);
+    if (!tk_grid_barrier(barrier, 0)) return;
+    task_scale(p);
+"""
+
+
+def two_stages(n: int = 2048, **replacements: Any) -> tuple[Any, list[Any]]:
+    x = normal(n)
+    options: dict[str, Any] = {"threads": 128, "shared_bytes": 64, "arena_bytes": 256}
+    options.update(replacements)
+    kernel = make_kernel(
+        options.pop("body", TWO_STAGES_BODY),
+        [("x", x), ("scale", 2.0), ("n", n)],
+        [("y", (n,), F32)],
+        functions=options.pop("functions", TWO_STAGES),
+        tasks=(Task(0, "partial", ("sum_x",)), Task(1, "scale", ("mul", "add"))),
+        regions=(ArenaRegion("partials", 256, 4 * CHUNKS, 0, 1),),
+        **options,
+    )
+    return kernel, [x, 2.0, n]

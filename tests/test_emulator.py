@@ -1,4 +1,4 @@
-"""The emulator, on kernels written by hand: what each builtin does, and what the detector finds."""
+"""The emulator, on kernels written by hand: what each builtin does, and how it is built."""
 
 from __future__ import annotations
 
@@ -11,75 +11,25 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from emulator_support import ArenaRegion, Task, make_kernel, needs_compiler, run_kernel
+from emulator_support import (
+    CHUNKS,
+    F32,
+    ORDERS,
+    make_kernel,
+    needs_compiler,
+    normal,
+    run_kernel,
+    two_stages,
+)
 
 from trainkernel import emulator
 from trainkernel.emulator import compiler
-from trainkernel.errors import CompileError, EmulatorError, LaunchError, OptionError, RaceError
+from trainkernel.errors import CompileError, EmulatorError, OptionError, RaceError
 
 pytestmark = needs_compiler
 
-F32 = np.float32
-ORDERS = ("forward", "reverse", 0, 7)
 
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
-    return np.random.default_rng(seed).normal(size=shape).astype(F32)
-
-
-# ---- A two-stage program: partial sums, a grid barrier, scale ----
-
-CHUNKS = 16
-TWO_STAGES = """
-__device__ void task_partial(const TkParams& p) {
-    TK_TASK(0, 0);
-    TK_DYNAMIC_SHARED(shared);
-    float* sums = (float*)shared;
-    float* partial = (float*)(p.workspace + 256);
-    for (int chunk = blockIdx.x; chunk < 16; chunk += gridDim.x) {
-        float sum = 0.0f;
-        for (int i = threadIdx.x; i < p.n / 16; i += blockDim.x) sum = __fadd_rn(sum, p.x[chunk * (p.n / 16) + i]);
-        for (int step = 16; step; step >>= 1) sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, step));
-        __syncthreads(); /* before */
-        if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
-        __syncthreads(); /* after */
-        if (threadIdx.x == 0) {
-            float total = 0.0f;
-            for (int w = 0; w < blockDim.x / 32; w++) total = __fadd_rn(total, sums[w]);
-            partial[chunk] = total;
-        }
-    }
-}
-__device__ void task_scale(const TkParams& p) {
-    TK_TASK(1, 1);
-    const float* partial = (const float*)(p.workspace + 256);
-    float total = 0.0f;
-    for (int i = 0; i < 16; i++) total = __fadd_rn(total, partial[i]);
-    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < p.n; i += gridDim.x * blockDim.x)
-        p.y[i] = __fmaf_rn(p.x[i], p.scale, total);
-}
-"""
-TWO_STAGES_BODY = """
-    task_partial(p);
-    if (!tk_grid_barrier(barrier, 0)) return;
-    task_scale(p);
-"""
-
-
-def two_stages(n: int = 2048, **replacements: Any) -> tuple[emulator.emulate.__class__, list[Any]]:
-    x = normal(n)
-    options: dict[str, Any] = {"threads": 128, "shared_bytes": 64, "arena_bytes": 256}
-    options.update(replacements)
-    kernel = make_kernel(
-        options.pop("body", TWO_STAGES_BODY),
-        [("x", x), ("scale", 2.0), ("n", n)],
-        [("y", (n,), F32)],
-        functions=options.pop("functions", TWO_STAGES),
-        tasks=(Task(0, "partial", ("sum_x",)), Task(1, "scale", ("mul", "add"))),
-        regions=(ArenaRegion("partials", 256, 4 * CHUNKS, 0, 1),),
-        **options,
-    )
-    return kernel, [x, 2.0, n]
+# ---- A two-stage program on any grid ----
 
 
 @pytest.mark.parametrize("check_races", [False, True])
@@ -112,280 +62,6 @@ def test_default_grid_is_small_and_bounded() -> None:
     for bounds, blocks in (({}, 4), ({"max_work_blocks": 3}, 3), ({"max_blocks": 2}, 2)):
         result = emulator.emulate(dataclasses.replace(kernel, **bounds), inputs, check_races=True)
         assert result.counters.block_barriers == 2 * CHUNKS + 2 * blocks
-
-
-# ---- Races ----
-
-
-def check_race(kernel: Any, inputs: list[Any], *texts: str, **options: Any) -> None:
-    for order in ORDERS:
-        with pytest.raises(RaceError) as caught:
-            emulator.emulate(kernel, inputs, check_races=True, order=order, **options)
-        for text in texts:
-            assert text in str(caught.value)
-
-
-@pytest.mark.parametrize("which", ["before", "after"])
-def test_a_missing_syncthreads_is_a_race_in_shared_memory(which: str) -> None:
-    functions = TWO_STAGES.replace(f"__syncthreads(); /* {which} */", "")
-    kernel, inputs = two_stages(functions=functions)
-    check_race(kernel, inputs, "shared memory", "task 0 'partial' (stage 0; sum_x)", num_blocks=2)
-
-
-def test_a_missing_grid_barrier_is_a_race_in_the_arena() -> None:
-    kernel, inputs = two_stages(body=TWO_STAGES_BODY.replace("if (!tk_grid_barrier(barrier, 0)) return;", ""))
-    check_race(kernel, inputs, "'partials' +", "task 0 'partial'", "task 1 'scale' (stage 1; mul, add)")
-    # One block needs a barrier too; a block barrier does.
-    check_race(kernel, inputs, "'partials' +", num_blocks=1)
-    block_only, inputs = two_stages(
-        body=TWO_STAGES_BODY.replace("if (!tk_grid_barrier(barrier, 0)) return;", "__syncthreads();")
-    )
-    emulator.emulate(block_only, inputs, check_races=True, num_blocks=1)
-    check_race(block_only, inputs, "'partials' +", num_blocks=2)
-
-
-@pytest.mark.parametrize("which", ["leading", "trailing"])
-def test_a_grid_barrier_without_its_syncthreads_is_found(which: str) -> None:
-    kernel, inputs = two_stages()
-    broken = dataclasses.replace(kernel, source=kernel.source.replace(f"__syncthreads(); /* {which} */", ""))
-    # Thread 127 writes what other blocks read, so that only the block barrier publishes it.
-    broken = dataclasses.replace(
-        broken,
-        source=broken.source.replace(
-            "threadIdx.x == 0) {\n            float total", "threadIdx.x == 127) {\n            float total"
-        ),
-    )
-    for order in ORDERS:
-        with pytest.raises(EmulatorError, match=r"race|passed too early"):
-            emulator.emulate(broken, inputs, check_races=True, num_blocks=2, order=order)
-
-
-def test_a_barrier_that_does_not_wait_is_dishonest() -> None:
-    kernel, inputs = two_stages()
-    broken = dataclasses.replace(
-        kernel, source=kernel.source.replace("barrier.target += gridDim.x", "barrier.target += 1")
-    )
-    with pytest.raises(EmulatorError, match=r"grid barrier passed too early by block \d+ thread \d+.*stage 0"):
-        emulator.emulate(broken, inputs, num_blocks=3)
-
-
-def test_a_write_after_a_read_in_an_earlier_stage_is_a_race() -> None:
-    body = """
-    TK_TASK(0, 0);
-    float seen = state[(block * 64 + thread + 64) % 128];
-    /* barrier */
-    TK_TASK(1, 1);
-    state[block * 64 + thread] = seen + 1.0f;
-    """
-    for barrier, races in (("", True), ("if (!tk_grid_barrier(barrier, 0)) return;", False)):
-        state = normal(128)
-        old = state.copy()
-        kernel = make_kernel(
-            body.replace("/* barrier */", barrier),
-            [("state", state)],
-            [("new_state", (128,), F32)],
-            inplace_outputs={0: 0},
-            tasks=(Task(0, "read"), Task(1, "write")),
-        )
-        if races:
-            check_race(kernel, [state], "'state' element", "read by task 0", "write by task 1", num_blocks=2)
-        else:
-            (result,) = emulator.emulate(kernel, [state], check_races=True, num_blocks=2).outputs
-            assert result is state
-            np.testing.assert_array_equal(state, np.roll(old, -64) + 1)
-
-
-WARP_EXCHANGE = """
-    TK_TASK(0, 0);
-    TK_DYNAMIC_SHARED(shared);
-    float* mine = (float*)shared + thread / 32 * 32;
-    mine[thread % 32] = x[thread];
-    __syncwarp();
-    float other = mine[31 - thread % 32];
-    __syncwarp();
-    mine[thread % 32] = other;
-    y[thread] = mine[thread % 32];
-"""
-
-
-def test_syncwarp_orders_a_warp_and_shuffles_do_not() -> None:
-    x = normal(64)
-    arguments: Any = ([("x", x)], [("y", (64,), F32)])
-    result = run_kernel(WARP_EXCHANGE, *arguments, shared_bytes=256, check_races=True, num_blocks=1)
-    np.testing.assert_array_equal(result.outputs[0], x.reshape(2, 32)[:, ::-1].ravel())
-    for broken in (
-        WARP_EXCHANGE.replace("__syncwarp();", "", 1),
-        WARP_EXCHANGE[::-1].replace(";)(prawcnys__", "", 1)[::-1],
-        WARP_EXCHANGE.replace("__syncwarp();", "__shfl_xor_sync(0xffffffffu, 1.0f, 1);", 1),
-    ):
-        kernel = make_kernel(broken, *arguments, shared_bytes=256)
-        check_race(kernel, [x], "shared memory", "task 0 'work' (stage 0; op)", num_blocks=1)
-
-
-def test_a_partial_syncwarp_orders_only_its_lanes() -> None:
-    body = """
-    TK_TASK(0, 0);
-    TK_DYNAMIC_SHARED(shared);
-    float* s = (float*)shared;
-    s[thread] = x[thread];
-    __syncwarp(thread < 16 ? 0x0000ffffu : 0xffff0000u);
-    y[thread] = s[thread ^ XOR];
-    """
-    x = normal(32)
-    arguments: Any = ([("x", x)], [("y", (32,), F32)])
-    options: Any = {"threads": 32, "shared_bytes": 128}
-    result = run_kernel(body.replace("XOR", "8"), *arguments, **options, check_races=True, num_blocks=1)
-    np.testing.assert_array_equal(result.outputs[0], x[np.arange(32) ^ 8])
-    check_race(make_kernel(body.replace("XOR", "16"), *arguments, **options), [x], "shared memory", num_blocks=1)
-
-
-def test_two_readers_are_both_remembered() -> None:
-    # Thread 5 reads, then thread 40 of another warp; the writer is ordered after neither.
-    body = """
-    TK_TASK(0, 0);
-    float seen = thread == 5 || thread == 40 ? state[0] : 0.0f;
-    seen_by[thread] = seen;
-    if (thread == WRITER) state[0] = seen + 1.0f;
-    """
-    for writer in (5, 40):
-        state = np.zeros(1, F32)
-        kernel = make_kernel(
-            body.replace("WRITER", str(writer)),
-            [("state", state)],
-            [("out", (1,), F32), ("seen_by", (64,), F32)],
-            inplace_outputs={0: 0},
-        )
-        check_race(kernel, [state], "'state' element 0", num_blocks=1)
-
-
-def test_bytes_side_by_side_do_not_race() -> None:
-    body = "    TK_TASK(0, 0);\n    y[block * 64 + thread] = x[block * 64 + thread];"
-    x = np.arange(256) % 3 == 0
-    result = run_kernel(body, [("x", x)], [("y", (256,), np.bool_)], check_races=True, num_blocks=4)
-    np.testing.assert_array_equal(result.outputs[0], x)
-
-
-# ---- Stray accesses ----
-
-
-@pytest.mark.parametrize(
-    ("body", "text"),
-    [
-        ("y[thread] = x[thread + 1];", "out of bounds: 4-byte read by task 0 'work'.*0 bytes past the end of 'x'"),
-        ("y[thread] = x[thread]; if (thread == 9) y[64] = 1.0f;", "4-byte write by .*past the end of 'output 0 y'"),
-        ("y[thread] = x[thread]; ((unsigned char*)y)[-1] = 1;", "1-byte write by .*1 bytes before 'output 0 y'"),
-        ("y[thread] = *(float*)((char*)x + 253);", "misaligned 4-byte read|reaches past its 256 bytes"),
-        ("y[thread] = ((float*)arena)[64 + thread];", "past the end of 'arena'"),
-        ("TK_DYNAMIC_SHARED(s); s[64] = 1; y[thread] = x[thread];", "shared memory \\+64 is past"),
-        ("y[thread] = x[thread]; x[thread] = 0.0f;", "write to an input that is not in place, 'x' element 0"),
-        ("float4 v = *(const float4*)(x + 1); y[thread] = v.x + v.z;", "misaligned 16-byte .*'x' element 1 "),
-        ("y[thread] = ((const float2*)(x + 1))->x;", "misaligned 8-byte"),
-    ],
-)
-def test_stray_accesses_are_reported(body: str, text: str) -> None:
-    with pytest.raises(EmulatorError, match=text):
-        run_kernel(
-            "    TK_TASK(0, 0);\n    " + body,
-            [("x", normal(64))],
-            [("y", (64,), F32)],
-            arena_bytes=256,
-            shared_bytes=64,
-            check_races=True,
-            num_blocks=1,
-        )
-
-
-def test_memory_of_no_plan_region_is_out_of_bounds() -> None:
-    body = "    TK_TASK(0, 0);\n    ((float*)arena)[24] = 1.0f;\n    y[thread] = x[thread];"
-    with pytest.raises(EmulatorError, match="32 bytes past the end of 'arena'"):
-        run_kernel(
-            body,
-            [("x", normal(64))],
-            [("y", (64,), F32)],
-            arena_bytes=512,
-            regions=(ArenaRegion("a", 256, 64, 0, 0), ArenaRegion("b", 512, 64, 0, 0)),
-            check_races=True,
-        )
-
-
-def test_without_race_checks_guards_and_faults_are_caught() -> None:
-    arguments: Any = ([("x", normal(64))], [("y", (64,), F32)])
-    with pytest.raises(EmulatorError, match="just outside output 0"):
-        run_kernel("    y[thread] = x[thread];\n    y[64] = 0.0f;", *arguments)
-    with pytest.raises(EmulatorError, match="shared memory \\+32 is past"):
-        run_kernel("    TK_DYNAMIC_SHARED(s);\n    s[40] = 0;\n    y[thread] = s[40];", *arguments, shared_bytes=32)
-    with pytest.raises(EmulatorError, match="illegal address 0x10 in task 0 'work'"):
-        run_kernel(
-            "    TK_TASK(0, 0);\n    y[thread] = *(volatile float*)(unsigned long long)(x[0] < 99.0f ? 16 : 0);",
-            *arguments,
-        )
-
-
-def test_uninitialised_reads_and_unwritten_outputs() -> None:
-    arguments: Any = ([("x", normal(64))], [("y", (64,), F32)])
-    options: Any = {"arena_bytes": 256, "shared_bytes": 256, "check_races": True, "num_blocks": 1}
-    for body, place in (
-        ("y[thread] = ((float*)arena)[thread];", "arena"),
-        ("TK_DYNAMIC_SHARED(s); y[thread] = ((float*)s)[thread];", "shared memory"),
-        ("y[thread] = y[63 - thread] + 1.0f;", "output 0 y"),
-    ):
-        with pytest.raises(EmulatorError, match=f"uninitialised read at .*{place}.* by task 0"):
-            run_kernel("    TK_TASK(0, 0);\n    " + body, *arguments, **options)
-    with pytest.raises(EmulatorError, match=r"'output 0 y' element 63 .* was never written \(4 bytes"):
-        run_kernel("    if (thread < 63) y[thread] = x[thread];", *arguments, **options)
-    # Without race checks they are poison: NaN in every float type.
-    poison = run_kernel("    y[thread] = ((float*)arena)[thread];", *arguments, arena_bytes=256).outputs[0]
-    assert np.isnan(poison).all()
-
-
-# ---- Deadlock and divergence ----
-
-
-def test_deadlocks_are_reported() -> None:
-    arguments: Any = ([("x", normal(64))], [("y", (64,), F32)])
-    with pytest.raises(EmulatorError, match=r"deadlock: .*block 0 thread 0 in polling a counter .*__syncthreads"):
-        run_kernel(
-            "    TK_TASK(0, 0);\n    if (block == 1) return;\n    if (!tk_grid_barrier(barrier, 3)) return;",
-            *arguments,
-            num_blocks=2,
-        )
-    with pytest.raises(EmulatorError, match="deadlock: 64 threads wait for ever"):
-        run_kernel("    if (thread < 32) __syncthreads(); else tk_cluster_barrier();", *arguments, num_blocks=1)
-
-
-def test_a_barrier_timeout_names_the_stage() -> None:
-    body = "    if (block == 1) return;\n    if (!tk_grid_barrier(barrier, 3)) return;\n    y[thread] = x[thread];"
-    with pytest.raises(LaunchError, match="barrier of stage 3 was not passed in time"):
-        run_kernel(
-            body, [("x", normal(64))], [("y", (64,), F32)], num_blocks=2, barrier_timeout_ns=10**9, check_races=True
-        )
-
-
-def test_divergence_is_reported() -> None:
-    arguments: Any = ([("x", normal(64))], [("y", (64,), F32)])
-    with pytest.raises(EmulatorError, match=r"divergent __syncthreads: .* 1 threads of the block .*thread 17"):
-        run_kernel("    if (thread == 17) return;\n    __syncthreads();", *arguments)
-    for body in (
-        "    if (thread == 3) return;\n    __syncwarp();",
-        "    if (thread % 32 < 16) __syncwarp(); else __shfl_sync(0xffffffffu, thread, 0);",
-        "    __syncwarp(1u);",
-    ):
-        with pytest.raises(EmulatorError, match="divergent warp"):
-            run_kernel(body, *arguments)
-
-
-def test_a_deep_stack_is_reported() -> None:
-    body = """
-    volatile float big[15 * 1024];
-    for (int i = 0; i < 15 * 1024; i++) big[i] = x[thread];
-    __syncthreads();
-    volatile float more[3 * 1024];
-    for (int i = 0; i < 3 * 1024; i++) more[i] = big[i];
-    __syncthreads();
-    y[thread] = big[thread] + more[thread];
-    """
-    with pytest.raises(EmulatorError, match=r"stack overflow|illegal address"):
-        run_kernel(body, [("x", normal(32))], [("y", (32,), F32)], threads=32, num_blocks=1)
 
 
 # ---- Warp operations ----

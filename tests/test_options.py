@@ -402,3 +402,21 @@ def test_the_location_does_not_change_the_source() -> None:
     here = Program((x,), (Operation("o", "exp", (x,), y, location="a.py:1"),), (y,))
     there = Program((x,), (Operation("o", "exp", (x,), y, location="b.py:2"),), (y,))
     assert generate(here).source == generate(there).source
+
+
+# ---------------------------------------------------------------------------- many tensors
+
+
+@pytest.mark.parametrize("num_inputs", [478, 479, 480, 600])
+def test_more_tensors_than_fit_the_parameter_block(num_inputs: int) -> None:
+    b = ProgramBuilder()
+    specs = [b.input(f"x{index}", (3,)) for index in range(num_inputs)]
+    rate, steps = b.scalar("rate"), b.scalar("shift")
+    picked = [specs[0], specs[num_inputs // 2], specs[-1]]
+    total = b.op("add", b.op("mul", picked[0], rate), steps)
+    for spec in picked[1:]:
+        total = b.op("sub", total, spec)
+    program = b.build([total, specs[1]])
+    generated = check(program, inputs_of(program), inplace_outputs={0: num_inputs - 1})
+    assert generated.uses_tensor_table == (len(generated.slots) > 480)
+    assert generated.params_bytes <= 4096

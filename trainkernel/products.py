@@ -19,10 +19,19 @@ THIN_DEPTH = 8
 THIN_ROWS = 4
 TWO_PHASE_ELEMENTS = 4096
 MAX_PARTIALS = 256
-# Costs behind the choice of tiles, in microseconds or elements per microsecond; measured on an H200.
-_STEP_US = {16: 0.22, 32: 0.34}
-_PARTIAL_BYTES_PER_US = 2.0e6
+MAX_SPLIT = 32
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+THIN_CHUNK = 32
+# Costs behind the choice of tiles, microseconds, with 256 threads per block; measured on an H200.
+_PIECE_US = 0.8
+_STEP_US = 1.0
+_TILE_MIN_DEPTH_US = 0.0084
+_TILE_OUTPUT_US = 4.2e-6
+_TENSOR_FILL_US = 1.5e-4
+_TENSOR_OUTPUT_US = 4.0e-7
+_EPILOGUE_OUTPUT_US = 4.0e-4
 _EXTRA_STAGE_US = 1.2
+_PARTIAL_BYTES_PER_US = 2.0e6
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -92,10 +101,18 @@ def plan_product(operation: Operation, target: Target, options: Options) -> Prod
             ProductPlan("thin", m, n, k, 1, threads, k, 1, k, skew)
         )
     if k <= THIN_DEPTH or m <= THIN_ROWS:
-        return ProductPlan("thin", m, n, k, 1, threads, max(k, 1), 1, max(k, 1), skew)
+        return _thin(m, n, k, target, threads, skew)
     if a.dtype == b.dtype and a.dtype in ("float16", "bfloat16"):
         return _best_tiles("tensor", m, n, k, target, options, skew)
     return _best_tiles("tile", m, n, k, target, options, skew)
+
+
+def _thin(m: int, n: int, k: int, target: Target, threads: int, skew: int) -> ProductPlan:
+    """One thread per output; a long depth is split until about every SM has a piece."""
+    pieces = max(1, ceil_div(m * n, threads))
+    split = max(1, min(MAX_SPLIT, target.num_sms // pieces, k // THIN_CHUNK))
+    chunk = ceil_div(max(k, 1), split)
+    return ProductPlan("thin", m, n, k, 1, threads, max(k, 1), ceil_div(max(k, 1), chunk), chunk, skew)
 
 
 def _tile_choices(path: str, m: int, n: int, options: Options) -> list[tuple[int, int]]:
@@ -103,37 +120,46 @@ def _tile_choices(path: str, m: int, n: int, options: Options) -> list[tuple[int
         widths = [options.gemm_tile_n] if options.gemm_tile_n else ([16, 32, 64] if n > 16 else [16])
         heights = [16, 32, 64] if m > 16 else [16]
         return [(height, width) for height in heights for width in widths if height == heights[-1] or width <= 2 * height]
-    widths = [options.gemm_tile_n] if options.gemm_tile_n else [width for width in (8, 32, 64) if width <= 32 or n > 32]
-    if not options.gemm_tile_n and n > 8:
-        widths.remove(8)
-    pairs = [(height, width) for height in (32, 64) for width in widths]
-    return [(height, width) for height, width in pairs if height * width >= options.threads or height == 64]
+    widths = [options.gemm_tile_n] if options.gemm_tile_n else ([8] if n <= 8 else [32, 64] if n > 32 else [32])
+    heights = [height for height in (16, 32, 64) if height == 16 or m > height // 2]
+    pairs = [(height, width) for height in heights for width in widths if height * width >= options.threads]
+    return pairs or [(64, widths[-1])]
+
+
+def _depth_step(path: str, chunk: int, options: Options) -> int:
+    """Depth of one shared-memory step; two steps are under way at a time."""
+    if options.gemm_k_tile:
+        return options.gemm_k_tile
+    if chunk <= 32:
+        return 32
+    return 128 if path == "tensor" and chunk > 64 else 64
 
 
 def _best_tiles(path: str, m: int, n: int, k: int, target: Target, options: Options, skew: int) -> ProductPlan:
-    depth_step = options.gemm_k_tile or 32
     best: tuple[float, ProductPlan] | None = None
     for tile_m, tile_n in _tile_choices(path, m, n, options):
-        tiles = ceil_div(m, tile_m) * ceil_div(n, tile_n)
-        for split in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32):
-            chunk = ceil_div(ceil_div(k, split), depth_step) * depth_step
-            split = ceil_div(k, chunk)
-            plan = ProductPlan(path, m, n, k, tile_m, tile_n, depth_step, split, chunk, skew)
-            cost = _tile_cost_us(plan, tiles, target)
+        for split in SPLITS:
+            chunk = ceil_div(ceil_div(k, split), 32) * 32
+            step = _depth_step(path, chunk, options)
+            plan = ProductPlan(path, m, n, k, tile_m, tile_n, step, ceil_div(k, chunk), chunk, skew)
+            cost = _tile_cost_us(plan, target)
             if best is None or cost < best[0] - 1e-9:
                 best = (cost, plan)
     assert best is not None
     return best[1]
 
 
-def _tile_cost_us(plan: ProductPlan, tiles: int, target: Target) -> float:
+def _tile_cost_us(plan: ProductPlan, target: Target) -> float:
     """Estimated time of the product: its waves of pieces, and the detour of partials."""
     outputs = plan.tile_m * plan.tile_n
-    latency = _STEP_US[plan.tile_k]
-    work = outputs * plan.tile_k * (0.25e-4 if plan.path == "tile" else 0.4e-5)
-    steps = ceil_div(min(plan.chunk, plan.k), plan.tile_k)
-    waves = ceil_div(tiles * plan.split, target.num_sms)
-    cost = waves * (0.8 + steps * (latency + work))
+    depth = min(plan.chunk, plan.k)
+    steps = ceil_div(depth, plan.tile_k)
+    if plan.path == "tensor":
+        work = depth * (plan.tile_m + plan.tile_n) * _TENSOR_FILL_US + depth * outputs * _TENSOR_OUTPUT_US
+    else:
+        work = depth * max(_TILE_MIN_DEPTH_US, outputs * _TILE_OUTPUT_US)
+    waves = ceil_div(plan.num_pieces, target.num_sms)
+    cost = waves * (_PIECE_US + ceil_div(steps, 2) * _STEP_US + work + outputs * _EPILOGUE_OUTPUT_US)
     if plan.split > 1:
         cost += _EXTRA_STAGE_US + 8 * plan.split * plan.m * plan.n / _PARTIAL_BYTES_PER_US
     return cost

@@ -67,13 +67,17 @@ class _TaskEmitter:
 
     # ------------------------------------------------------------------ members and stores
 
-    def _epilogue(self, registers: dict[str, str], element: Index) -> list[str]:
-        """Members at the task's element, then the stores."""
+    def _members(self, registers: dict[str, str], element: Index) -> list[str]:
+        """The statements of the members at the task's element; adds their registers."""
         values = ValueScope(self.scope, registers, element)
         for operation in self.task.members:
             values.member(operation, element)
-        stores = [self._store(name, registers[name], element) for name in self.task.stores]
-        return values.lines + stores
+        return values.lines
+
+    def _epilogue(self, registers: dict[str, str], element: Index) -> list[str]:
+        """Members at the task's element, then the stores."""
+        lines = self._members(registers, element)
+        return lines + [self._store(name, registers[name], element) for name in self.task.stores]
 
     def _store(self, buffer: str, value: str, element: Index) -> str:
         storage = self.frame.storage(buffer)
@@ -84,12 +88,9 @@ class _TaskEmitter:
     def pointwise(self) -> list[str]:
         element = variable("i", self.task.num_elements)
         registers: dict[str, str] = {}
-        values = ValueScope(self.scope, registers, element)
-        for operation in self.task.members:
-            values.member(operation, element)
-        results = [(name, registers[name]) for name in self.task.stores]
-        stores = [(self._store(name, "{}", element), value) for name, value in results]
-        return self._elementwise(values.lines, stores)
+        lines = self._members(registers, element)
+        stores = [(self._store(name, "{}", element), registers[name]) for name in self.task.stores]
+        return self._elementwise(lines, stores)
 
     def copy(self) -> list[str]:
         copy = self.task.copy
@@ -237,15 +238,20 @@ class _TaskEmitter:
         text = values.operand(operand, coordinates) if operand.num_elements else "0.0f"
         return _lambda(name, arguments, values.lines, text)
 
-    def _finish(self, root: Operation, coordinates: Sequence[Index], element: Index) -> list[str]:
-        """From the accumulated ``sum`` to the stores."""
+    def _result(self, root: Operation, coordinates: Sequence[Index]) -> tuple[list[str], dict[str, str]]:
+        """From the accumulated ``sum`` to the product's value in a register."""
         out = root.outputs[0]
         values = ValueScope(self.scope, {}, None)
         bias = root.inputs[:-2] if root.attrs.get("beta", 1) != 0 else ()
         name = self.scope.fresh(out.buffer)
         text = values.scaled("sum", root, bias, coordinates)
         lines = values.lines + [f"const float {name} = {rounded(text, out.dtype)};"]
-        return lines + self._epilogue({out.buffer: name}, element)
+        return lines, {out.buffer: name}
+
+    def _finish(self, root: Operation, coordinates: Sequence[Index], element: Index) -> list[str]:
+        """From the accumulated ``sum`` to the stores."""
+        lines, registers = self._result(root, coordinates)
+        return lines + self._epilogue(registers, element)
 
     def _depth(self, plan: ProductPlan, root: Operation) -> int:
         return 0 if root.attrs.get("alpha", 1) == 0 else plan.k
@@ -256,11 +262,21 @@ class _TaskEmitter:
         element = variable("i", plan.m * plan.n)
         m, n = delinearize(element, (plan.m, plan.n))
         k = variable("k", plan.k)
+        tile, begin, end, head = self._depth_range(plan, root)
         body = self._load("load_a", a, (m, k), "tk_index k") + self._load("load_b", b, (k, n), "tk_index k")
-        body.append(f"const float sum = tk_thin_product({self._depth(plan, root)}, load_a, load_b);")
-        body += self._finish(root, (m, n), element)
-        head = [f"const tk_index i = (tk_index)piece * {self.threads} + threadIdx.x;"]
+        body.append(f"const float sum = tk_thin_product({begin}, {end}, load_a, load_b);")
+        stored = linearize((variable("s", plan.split), element), (plan.m * plan.n, 1))
+        body += self._finish(root, (m, n), stored)
+        head.append(f"const tk_index i = (tk_index)({tile}) * {self.threads} + threadIdx.x;")
         return head + _block(f"if (i < {plan.m * plan.n})", body)
+
+    def _depth_range(self, plan: ProductPlan, root: Operation) -> tuple[str, str, str, list[str]]:
+        """(tile, begin, end, statements): the piece's tile and its part of the depth."""
+        if plan.split == 1:
+            return "piece", "0", str(self._depth(plan, root)), []
+        head = [f"const tk_index s = piece / {plan.num_tiles};"]
+        end = f"tk_min((s + 1) * {plan.chunk}, (tk_index){plan.k})"
+        return f"piece % {plan.num_tiles}", f"s * {plan.chunk}", end, head
 
     def _vector(self, plan: ProductPlan, root: Operation) -> list[str]:
         self.templates.add("product_vector")
@@ -282,53 +298,66 @@ class _TaskEmitter:
         return lines + [call]
 
     def _tiles(self, plan: ProductPlan, root: Operation) -> list[str]:
-        self.templates |= {"product_operand", "product_tensor" if plan.path == "tensor" else "product_tile"}
+        tensor = plan.path == "tensor"
+        self.templates |= {"product_operand", "product_tensor" if tensor else "product_tile"}
         a, b = self._operands(root)
         m, n, k = variable("m", plan.m), variable("n", plan.n), variable("k", plan.k)
-        element = linearize((m, n), (plan.n, 1))
+        tile, begin, end, lines = self._depth_range(plan, root)
         tiles_n = ceil_div(plan.n, plan.tile_n)
-        tile = f"piece % {plan.num_tiles}" if plan.split > 1 else "piece"
-        begin, end = "0", str(self._depth(plan, root))
-        lines: list[str] = []
-        if plan.split > 1:
-            element = linearize((variable("s", plan.split), m, n), (plan.m * plan.n, plan.n, 1))
-            lines.append(f"const tk_index s = piece / {plan.num_tiles};")
-            begin = f"s * {plan.chunk}"
-            end = f"tk_min((s + 1) * {plan.chunk}, (tk_index){plan.k})"
         lines.append(f"const tk_index m0 = (tk_index)({tile}) / {tiles_n} * {plan.tile_m};")
         lines.append(f"const tk_index n0 = (tk_index)({tile}) % {tiles_n} * {plan.tile_n};")
         along_a, along_b = self._along(a, (m, k), "k", "m"), self._along(b, (k, n), "k", "n")
-        plain_a = self._plain_matrix(a.T, plan, along_a)
-        plain_b = self._plain_matrix(b, plan, along_b)
-        sizes = f"{plan.tile_m}, {plan.tile_n}, {plan.tile_k}, {self.threads}, {self._skew(plan)}, {_flag(along_a)}, {_flag(along_b)}"
-        bounds = f"m0, n0, {plan.m}, {plan.n}, {begin}, {end}, {self._shared(plan)}"
-        name = "tk_tensor_sums" if plan.path == "tensor" else "tk_tile_sums"
-        sizes = f"{_FORMATS[a.dtype]}, {sizes}" if plan.path == "tensor" else sizes
-        if plain_a and plain_b:
-            lines.append(f"{name}_plain<{sizes}>({bounds}, {plain_a}, {plain_b});")
-        else:
-            group = 2 if plan.path == "tensor" else 1
+        operand_a, operand_b = self._plain_matrix(a.T, plan, along_a), self._plain_matrix(b, plan, along_b)
+        shared = self._reserve_tiles(plan, along_a, along_b)
+        name = "tk_tensor_sums" if tensor else "tk_tile_sums"
+        if operand_a and operand_b:
+            name += "_plain"
+        if operand_a is None:
             lines += self._load("load_a", a, (m, k), "tk_index m, tk_index k")
+        if operand_b is None:
             lines += self._load("load_b", b, (k, n), "tk_index n, tk_index k")
-            lines.append(f"{name}<{sizes}, {group}, {group}>({bounds}, load_a, load_b);")
-        lines += _lambda("store", "tk_index m, tk_index n, float sum", self._finish(root, (m, n), element), None)
-        stride = plan.tile_n + (4 if plan.path == "tensor" else self._skew(plan))
-        store_sizes = f"{plan.tile_m}, {plan.tile_n}, {self.threads}, {stride}"
-        lines.append(f"tk_tile_store<{store_sizes}>(m0, n0, {plan.m}, {plan.n}, (const float*)shared, store);")
-        return lines
+        skew = self._skew(plan)
+        sizes = f"{plan.tile_m}, {plan.tile_n}, {plan.tile_k}, {self.threads}, {skew}, {_flag(along_a)}, {_flag(along_b)}"
+        sizes = f"{_FORMATS[a.dtype]}, {sizes}" if tensor else sizes
+        bounds = f"m0, n0, {plan.m}, {plan.n}, {begin}, {end}, {shared}"
+        lines.append(f"{name}<{sizes}>({bounds}, {operand_a or 'load_a'}, {operand_b or 'load_b'});")
+        element = linearize((variable("s", plan.split), m, n), (plan.m * plan.n, plan.n, 1))
+        stride = plan.tile_n + (4 if tensor else skew)
+        return lines + self._tile_store(plan, root, (m, n), element, stride)
+
+    def _tile_store(
+        self, plan: ProductPlan, root: Operation, coordinates: Sequence[Index], element: Index, stride: int
+    ) -> list[str]:
+        """The epilogue over the tile's sums: ``compute`` fills results, ``write`` stores them."""
+        body, registers = self._result(root, coordinates)
+        body += self._members(registers, element)
+        stores = self.task.stores
+        body += [f"results[{place}] = {registers[name]};" for place, name in enumerate(stores)]
+        writes = [self._store(name, f"results[{place}]", element) for place, name in enumerate(stores)]
+        reference = f"float (&results)[{len(stores)}]"
+        lines = _lambda("compute", f"tk_index m, tk_index n, float sum, {reference}", body, None)
+        lines += _lambda("write", f"tk_index m, tk_index n, const {reference}", writes, None)
+        batch = min(4, ceil_div(plan.tile_m * plan.tile_n, self.threads))
+        sizes = f"{plan.tile_m}, {plan.tile_n}, {self.threads}, {stride}, {batch}, {len(stores)}"
+        bounds = f"m0, n0, {plan.m}, {plan.n}, (const float*)shared"
+        return [*lines, f"tk_tile_store<{sizes}>({bounds}, compute, write);"]
 
     def _skew(self, plan: ProductPlan) -> int:
         """Padding of shared-memory rows in elements."""
         return plan.skew_bytes // (2 if plan.path == "tensor" else 4)
 
-    def _shared(self, plan: ProductPlan) -> str:
+    def _reserve_tiles(self, plan: ProductPlan, along_a: bool, along_b: bool) -> str:
         """Reserve shared memory for two steps, or for the sums if they need more."""
         skew = self._skew(plan)
         if plan.path == "tensor":
             steps = 2 * 2 * (plan.tile_k + skew) * (plan.tile_m + plan.tile_n)
             sums = 4 * plan.tile_m * (plan.tile_n + 4)
         else:
-            steps = 2 * 4 * plan.tile_k * (plan.tile_m + plan.tile_n + 2 * skew)
+            floats = 0
+            for outer, along_k in ((plan.tile_m, along_a), (plan.tile_n, along_b)):
+                row, count = (plan.tile_k, outer) if along_k else (outer, plan.tile_k)
+                floats += (row + skew) * count
+            steps = 2 * 4 * floats
             sums = 4 * plan.tile_m * (plan.tile_n + skew)
         self.shared_bytes = max(steps, sums)
         return "(unsigned short*)shared" if plan.path == "tensor" else "(float*)shared"
@@ -350,7 +379,7 @@ class _TaskEmitter:
         elif operation is not None:
             return None
         storage = self.frame.storage(operand.buffer)
-        if storage.space == "scalar":
+        if storage.space == "scalar" or storage.dtype == "bool" or (plan.path == "tile" and storage.dtype != "float32"):
             return None
         depth_stride, outer_stride = operand.strides
         unit, other = (depth_stride, outer_stride) if along_k else (outer_stride, depth_stride)

@@ -1,145 +1,183 @@
 // A float32 product tile: out[m, n] = sum over k in order of a[m, k] b[k, n], by fused multiply-add.
 //
-// One block computes TILE_M x TILE_N outputs. Each step of TILE_K goes from memory to registers,
-// from there to one of two shared-memory buffers, and is multiplied while the next step's loads are
-// under way. A thread owns MICRO_M x MICRO_N sums. The order of the sum is that of k alone, so tile
-// sizes and thread counts do not change a bit. The finished sums go through shared memory to the
-// epilogue, whose stores are then coalesced along n.
+// One block computes TILE_M x TILE_N outputs in steps of TILE_K. While one step is multiplied, the
+// next is on its way into the other of two shared-memory buffers: plain operands by cp.async, fused
+// ones through registers. A thread owns MICRO_M x MICRO_N sums. The order of the sum is that of k
+// alone, so tile sizes and thread counts do not change a bit. The finished sums go through shared
+// memory to the epilogue, whose stores are then coalesced along n.
 
-template <int TILE_M, int TILE_N, int TILE_K, int THREADS, int SKEW>
+template <int TILE_M, int TILE_N, int TILE_K, int THREADS, int SKEW, bool A_ALONG_K, bool B_ALONG_K>
 struct TkTile {
   static constexpr int OUTPUTS = TILE_M * TILE_N >= THREADS ? TILE_M * TILE_N / THREADS : 1;
   static constexpr int MICRO_N = OUTPUTS >= 4 ? 4 : OUTPUTS;
   static constexpr int MICRO_M = OUTPUTS / MICRO_N;
+  static constexpr int THREADS_M = TILE_M / MICRO_M;
   static constexpr int THREADS_N = TILE_N / MICRO_N;
-  static constexpr int WORKERS = THREADS_N * (TILE_M / MICRO_M);
-  static constexpr int STRIDE_A = TILE_M + SKEW;
-  static constexpr int STRIDE_B = TILE_N + SKEW;
-  static constexpr int STEP_FLOATS = TILE_K * (STRIDE_A + STRIDE_B);
+  static constexpr int WORKERS = THREADS_M * THREADS_N;
+  static constexpr int STRIDE_A = (A_ALONG_K ? TILE_K : TILE_M) + SKEW;
+  static constexpr int STRIDE_B = (B_ALONG_K ? TILE_K : TILE_N) + SKEW;
+  static constexpr int FLOATS_A = STRIDE_A * (A_ALONG_K ? TILE_M : TILE_K);
+  static constexpr int FLOATS_B = STRIDE_B * (B_ALONG_K ? TILE_N : TILE_K);
   static_assert(MICRO_M * MICRO_N == OUTPUTS && TILE_N % MICRO_N == 0 && TILE_M % MICRO_M == 0, "micro tile");
   static_assert(SKEW % 4 == 0 && TILE_M % 4 == 0 && TILE_N % 4 == 0 && TILE_K % 4 == 0, "128-bit accesses");
   static_assert(WORKERS <= THREADS, "a thread per micro tile");
 };
 
-// COUNT neighbouring floats from shared memory, by the widest reads that fit.
-template <int COUNT>
-__device__ __forceinline__ void tk_read_shared(float (&values)[COUNT], const float* shared) {
-  if constexpr (COUNT % 4 == 0) {
-#pragma unroll
-    for (int i = 0; i < COUNT; i += 4) {
-      float4 four = *(const float4*)(shared + i);
-      values[i] = four.x;
-      values[i + 1] = four.y;
-      values[i + 2] = four.z;
-      values[i + 3] = four.w;
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) values[i] = shared[i];
+// A step of a plain operand whose rows are not whole or not aligned runs of four: element by element.
+// One function for all tiles; outer and tile_k are powers of two, given by their logarithms.
+__device__ __noinline__ void tk_tile_fill_slow(float* shared, int outer_log2, int tile_k_log2, int stride, bool along_k,
+                                               int threads, tk_index o0, tk_index o_end, tk_index k0, tk_index k_end,
+                                               TkMatrix<float> matrix) {
+  for (int e = (int)threadIdx.x; e < 1 << (outer_log2 + tile_k_log2); e += threads) {
+    int o = along_k ? e >> tile_k_log2 : e & ((1 << outer_log2) - 1);
+    int k = along_k ? e & ((1 << tile_k_log2) - 1) : e >> outer_log2;
+    float* to = shared + (along_k ? o * stride + k : k * stride + o);
+    if (o0 + o < o_end && k0 + k < k_end)
+      tk_cp_async_4(to, matrix.base + (o0 + o) * matrix.outer_stride + (k0 + k) * matrix.depth_stride);
+    else
+      *to = 0.0f;
   }
 }
 
-// One operand's share of a step, in registers: OUTER x TILE_K elements, dealt to the threads in runs
-// of GROUP neighbours along the operand's contiguous dimension. Shared memory has the depth outermost.
-template <int OUTER, int TILE_K, int THREADS, int STRIDE, bool ALONG_K, int GROUP>
-struct TkTileStep {
-  static constexpr int RUNS = OUTER * TILE_K / GROUP;
-  static constexpr int PER_THREAD = (RUNS + THREADS - 1) / THREADS;
-  float values[PER_THREAD][GROUP];
+__device__ constexpr int tk_log2(int power_of_two) { return power_of_two == 1 ? 0 : 1 + tk_log2(power_of_two / 2); }
 
-  static __device__ __forceinline__ bool place(int j, int& o, int& k) {
-    int run = (int)threadIdx.x + j * THREADS;
-    o = ALONG_K ? run / (TILE_K / GROUP) : run % (OUTER / GROUP) * GROUP;
-    k = ALONG_K ? run % (TILE_K / GROUP) * GROUP : run / (OUTER / GROUP);
-    return RUNS % THREADS == 0 || run < RUNS;
+// Start one step of a plain operand; it has arrived after tk_cp_async_wait and a block barrier.
+template <int OUTER, int TILE_K, int THREADS, int STRIDE, bool ALONG_K>
+__device__ __forceinline__ void tk_tile_fill(float* shared, tk_index o0, tk_index o_end, tk_index k0, tk_index k_end,
+                                             const TkMatrix<float>& matrix) {
+  if (!matrix.vector) {
+    tk_tile_fill_slow(shared, tk_log2(OUTER), tk_log2(TILE_K), STRIDE, ALONG_K, THREADS, o0, o_end, k0, k_end, matrix);
+    return;
   }
+#pragma unroll 1
+  for (int run = (int)threadIdx.x; run < OUTER * TILE_K / 4; run += THREADS) {
+    int o, k;
+    tk_place<OUTER, TILE_K, ALONG_K, 4>(run, o, k);
+    float* to = shared + (ALONG_K ? o * STRIDE + k : k * STRIDE + o);
+    if (o0 + o < o_end && k0 + k < k_end)
+      tk_cp_async_16(to, matrix.base + (o0 + o) * matrix.outer_stride + (k0 + k) * matrix.depth_stride);
+    else
+      *(float4*)to = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  }
+}
 
-  template <class Load>
-  __device__ __forceinline__ void fetch(tk_index o0, tk_index o_end, tk_index k0, tk_index k_end, Load load) {
+// One step of a fused operand: load(o, k) is evaluated for four elements at a time.
+template <int OUTER, int TILE_K, int THREADS, int STRIDE, bool ALONG_K, class Load>
+__device__ __forceinline__ void tk_tile_fill(float* shared, tk_index o0, tk_index o_end, tk_index k0, tk_index k_end,
+                                             const Load& load) {
+#pragma unroll 1
+  for (int first = (int)threadIdx.x; first < OUTER * TILE_K; first += 4 * THREADS) {
+    float values[4];
 #pragma unroll
-    for (int j = 0; j < PER_THREAD; ++j) {
+    for (int u = 0; u < 4; ++u) {
       int o, k;
-      bool inside = place(j, o, k);
-      if constexpr (GROUP == 1) {
-        values[j][0] = inside && o0 + o < o_end && k0 + k < k_end ? load(o0 + o, k0 + k) : 0.0f;
+      tk_place<OUTER, TILE_K, ALONG_K, 1>(first + u * THREADS, o, k);
+      values[u] = first + u * THREADS < OUTER * TILE_K && o0 + o < o_end && k0 + k < k_end ? load(o0 + o, k0 + k) : 0.0f;
+    }
+#pragma unroll
+    for (int u = 0; u < 4; ++u) {
+      int o, k;
+      tk_place<OUTER, TILE_K, ALONG_K, 1>(first + u * THREADS, o, k);
+      if (first + u * THREADS < OUTER * TILE_K) shared[ALONG_K ? o * STRIDE + k : k * STRIDE + o] = values[u];
+    }
+  }
+}
+
+// A thread's COUNT rows (or columns) of an operand for four steps of k.
+template <int COUNT, int SPREAD, int STRIDE, bool ALONG_K>
+__device__ __forceinline__ void tk_tile_read(float (&values)[4][COUNT], const float* shared, int thread, int k) {
+  if constexpr (ALONG_K) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      float4 four = *(const float4*)(shared + (thread + i * SPREAD) * STRIDE + k);
+      values[0][i] = four.x;
+      values[1][i] = four.y;
+      values[2][i] = four.z;
+      values[3][i] = four.w;
+    }
+  } else {
+#pragma unroll
+    for (int u = 0; u < 4; ++u) {
+      const float* from = shared + (k + u) * STRIDE + thread * COUNT;
+      if constexpr (COUNT % 4 == 0) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i += 4) {
+          float4 four = *(const float4*)(from + i);
+          values[u][i] = four.x;
+          values[u][i + 1] = four.y;
+          values[u][i + 2] = four.z;
+          values[u][i + 3] = four.w;
+        }
       } else {
-        load.run(values[j], inside ? o0 + o : o_end, o_end, k0 + k, k_end);
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) values[u][i] = from[i];
       }
     }
   }
+}
 
-  __device__ __forceinline__ void publish(float* shared) const {
-#pragma unroll
-    for (int j = 0; j < PER_THREAD; ++j) {
-      int o, k;
-      if (!place(j, o, k)) continue;
-      if constexpr (GROUP == 4 && !ALONG_K) {
-        *(float4*)(shared + k * STRIDE + o) = make_float4(values[j][0], values[j][1], values[j][2], values[j][3]);
-      } else {
-#pragma unroll
-        for (int i = 0; i < GROUP; ++i) shared[(k + i) * STRIDE + o] = values[j][i];
-      }
-    }
-  }
-};
-
-// load_a(m, k) and load_b(n, k) give elements; the sums end in shared[m * (TILE_N + SKEW) + n].
-template <int TILE_M, int TILE_N, int TILE_K, int THREADS, int SKEW, bool A_ALONG_K, bool B_ALONG_K, int GROUP_A, int GROUP_B,
-          class LoadA, class LoadB>
+// Operands are TkMatrix<float> or functions: a(m, k), b(n, k). The sums end in
+// shared[m * (TILE_N + SKEW) + n].
+template <int TILE_M, int TILE_N, int TILE_K, int THREADS, int SKEW, bool A_ALONG_K, bool B_ALONG_K, class A, class B>
 __device__ __forceinline__ void tk_tile_sums(tk_index m0, tk_index n0, tk_index m_end, tk_index n_end, tk_index k_begin,
-                                             tk_index k_end, float* shared, LoadA load_a, LoadB load_b) {
-  using Tile = TkTile<TILE_M, TILE_N, TILE_K, THREADS, SKEW>;
-  const int thread = (int)threadIdx.x;
-  const int row = thread / Tile::THREADS_N * Tile::MICRO_M, column = thread % Tile::THREADS_N * Tile::MICRO_N;
-  const bool works = Tile::WORKERS == THREADS || thread < Tile::WORKERS;
+                                             tk_index k_end, float* shared, const A& a, const B& b) {
+  using Tile = TkTile<TILE_M, TILE_N, TILE_K, THREADS, SKEW, A_ALONG_K, B_ALONG_K>;
+  const int thread_m = (int)threadIdx.x / Tile::THREADS_N, thread_n = (int)threadIdx.x % Tile::THREADS_N;
+  const bool works = Tile::WORKERS == THREADS || (int)threadIdx.x < Tile::WORKERS;
   float sums[Tile::MICRO_M][Tile::MICRO_N] = {};
-  TkTileStep<TILE_M, TILE_K, THREADS, Tile::STRIDE_A, A_ALONG_K, GROUP_A> next_a;
-  TkTileStep<TILE_N, TILE_K, THREADS, Tile::STRIDE_B, B_ALONG_K, GROUP_B> next_b;
 
-  // Step k0: fetch it, multiply the step before it, then publish it in the other buffer.
-  int buffer = 0;
+  auto fill = [&](tk_index k0, float* step) {
+    tk_tile_fill<TILE_M, TILE_K, THREADS, Tile::STRIDE_A, A_ALONG_K>(step, m0, m_end, k0, k_end, a);
+    tk_tile_fill<TILE_N, TILE_K, THREADS, Tile::STRIDE_B, B_ALONG_K>(step + Tile::FLOATS_A, n0, n_end, k0, k_end, b);
+  };
+
+  __syncthreads();  // shared is free: the piece before may still read it
+  // Step k0: start it, then multiply the step before it, which lies in the other buffer.
+  float *started = shared, *arrived = shared + Tile::FLOATS_A + Tile::FLOATS_B;
   for (tk_index k0 = k_begin; k0 < k_end + TILE_K; k0 += TILE_K) {
-    float* step = shared + buffer * Tile::STEP_FLOATS;
-    buffer ^= 1;
-    if (k0 < k_end) {
-      next_a.fetch(m0, m_end, k0, k_end, load_a);
-      next_b.fetch(n0, n_end, k0, k_end, load_b);
-    }
-    if (k0 > k_begin && works) {
-      const float* a = shared + buffer * Tile::STEP_FLOATS;
-      const float* b = a + TILE_K * Tile::STRIDE_A;
-#pragma unroll 4
-      for (int k = 0; k < TILE_K; ++k) {
-        float rows[Tile::MICRO_M], columns[Tile::MICRO_N];
-        tk_read_shared(rows, a + k * Tile::STRIDE_A + row);
-        tk_read_shared(columns, b + k * Tile::STRIDE_B + column);
+    if (k0 < k_end) fill(k0, started);
+    tk_cp_async_commit();
+    if (k0 > k_begin) {
+      tk_cp_async_wait<1>();
+      __syncthreads();  // the step before has arrived, for every thread
+      if (works) {
+        const int depth = (int)tk_min(k_end - (k0 - TILE_K), (tk_index)TILE_K);
+#pragma unroll 2
+        for (int k = 0; k < depth; k += 4) {
+          float rows[4][Tile::MICRO_M], columns[4][Tile::MICRO_N];
+          tk_tile_read<Tile::MICRO_M, Tile::THREADS_M, Tile::STRIDE_A, A_ALONG_K>(rows, arrived, thread_m, k);
+          tk_tile_read<Tile::MICRO_N, Tile::THREADS_N, Tile::STRIDE_B, B_ALONG_K>(columns, arrived + Tile::FLOATS_A, thread_n, k);
 #pragma unroll
-        for (int i = 0; i < Tile::MICRO_M; ++i)
+          for (int u = 0; u < 4; ++u)
 #pragma unroll
-          for (int j = 0; j < Tile::MICRO_N; ++j) sums[i][j] = __fmaf_rn(rows[i], columns[j], sums[i][j]);
+            for (int i = 0; i < Tile::MICRO_M; ++i)
+#pragma unroll
+              for (int j = 0; j < Tile::MICRO_N; ++j) sums[i][j] = __fmaf_rn(rows[u][i], columns[u][j], sums[i][j]);
+        }
       }
+      __syncthreads();  // the step before has been read
     }
-    if (k0 >= k_end) break;
-    if (k0 == k_begin) __syncthreads();  // shared is free: the piece before may still read it
-    next_a.publish(step);
-    next_b.publish(step + TILE_K * Tile::STRIDE_A);
-    __syncthreads();  // the step is complete, and the buffer before it has been read
+    float* swap = started;
+    started = arrived;
+    arrived = swap;
   }
-  __syncthreads();  // the last step has been read
   if (works) {
 #pragma unroll
     for (int i = 0; i < Tile::MICRO_M; ++i)
 #pragma unroll
-      for (int j = 0; j < Tile::MICRO_N; ++j) shared[(row + i) * Tile::STRIDE_B + column + j] = sums[i][j];
+      for (int j = 0; j < Tile::MICRO_N; ++j) {
+        int m = A_ALONG_K ? thread_m + i * Tile::THREADS_M : thread_m * Tile::MICRO_M + i;
+        int n = B_ALONG_K ? thread_n + j * Tile::THREADS_N : thread_n * Tile::MICRO_N + j;
+        shared[m * (TILE_N + SKEW) + n] = sums[i][j];
+      }
   }
   __syncthreads();  // the sums are complete
 }
 
 // The same for operands that are plain views of memory: one function serves every product of these
-// tiles. Reads four elements at a time where `vector_*` says that every run is whole and aligned.
-template <int TILE_M, int TILE_N, int TILE_K, int THREADS, int SKEW, bool A_ALONG_K, bool B_ALONG_K, class A, class B>
+// tiles.
+template <int TILE_M, int TILE_N, int TILE_K, int THREADS, int SKEW, bool A_ALONG_K, bool B_ALONG_K>
 __device__ __noinline__ void tk_tile_sums_plain(tk_index m0, tk_index n0, tk_index m_end, tk_index n_end, tk_index k_begin,
-                                                tk_index k_end, float* shared, TkMatrix<A> a, TkMatrix<B> b) {
-  tk_tile_sums<TILE_M, TILE_N, TILE_K, THREADS, SKEW, A_ALONG_K, B_ALONG_K, 4, 4>(
-      m0, n0, m_end, n_end, k_begin, k_end, shared, TkRuns<A, A_ALONG_K>{a}, TkRuns<B, B_ALONG_K>{b});
+                                                tk_index k_end, float* shared, TkMatrix<float> a, TkMatrix<float> b) {
+  tk_tile_sums<TILE_M, TILE_N, TILE_K, THREADS, SKEW, A_ALONG_K, B_ALONG_K>(m0, n0, m_end, n_end, k_begin, k_end, shared, a, b);
 }

@@ -36,11 +36,11 @@ __device__ __forceinline__ void tk_vector_product_warps(tk_index first, tk_index
   }
 }
 
-// One thread per output.
+// One thread per output; the depth from begin to end.
 template <class LoadA, class LoadB>
-__device__ __forceinline__ float tk_thin_product(tk_index depth, LoadA load_a, LoadB load_b) {
+__device__ __forceinline__ float tk_thin_product(tk_index begin, tk_index end, LoadA load_a, LoadB load_b) {
   float sum = 0.0f;
 #pragma unroll 8
-  for (tk_index k = 0; k < depth; ++k) sum = __fmaf_rn(load_a(k), load_b(k), sum);
+  for (tk_index k = begin; k < end; ++k) sum = __fmaf_rn(load_a(k), load_b(k), sum);
   return sum;
 }

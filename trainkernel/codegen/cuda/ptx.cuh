@@ -41,6 +41,23 @@ __device__ __forceinline__ unsigned long long tk_globaltimer_ns() {
   return now;
 }
 
+// Copies from global to shared memory that go on in the background; both addresses are aligned to the
+// size. A group has arrived for the issuing thread after tk_cp_async_wait.
+__device__ __forceinline__ unsigned tk_shared_address(const void* shared) {
+  return (unsigned)__cvta_generic_to_shared(shared);
+}
+__device__ __forceinline__ void tk_cp_async_16(void* shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(tk_shared_address(shared)), "l"(global) : "memory");
+}
+__device__ __forceinline__ void tk_cp_async_4(void* shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(tk_shared_address(shared)), "l"(global) : "memory");
+}
+__device__ __forceinline__ void tk_cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N>
+__device__ __forceinline__ void tk_cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
 // d += a b on 16 x 8 x 16 tiles, one warp; fragments as in PTX mma.m16n8k16.
 #define TK_MMA(name, type)                                                                                   \
   __device__ __forceinline__ void name(float(&d)[4], const unsigned(&a)[4], const unsigned(&b)[2]) {         \
@@ -53,9 +70,6 @@ TK_MMA(tk_mma_m16n8k16_float16, "f16")
 TK_MMA(tk_mma_m16n8k16_bfloat16, "bf16")
 #undef TK_MMA
 
-__device__ __forceinline__ unsigned tk_shared_address(const void* shared) {
-  return (unsigned)__cvta_generic_to_shared(shared);
-}
 __device__ __forceinline__ void tk_ldmatrix_x4(unsigned (&r)[4], const void* shared_row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

@@ -74,7 +74,7 @@ static u8* stack_at(u64 index) {
     while (num_stack_chunks <= chunk) {
         if (num_stack_chunks == MAX_CHUNKS) return nullptr;
         void* memory = mmap(nullptr, STACKS_PER_CHUNK * STACK_BYTES, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (memory == MAP_FAILED) return nullptr;
         stack_chunks[num_stack_chunks++] = static_cast<u8*>(memory);
     }
