@@ -19,7 +19,7 @@ from workloads import WORKLOADS
 import trainkernel.kernel
 from trainkernel.runtime.build import build_cubin
 
-_FIRST_SLOT = 8
+FIRST_SLOT = 8
 _MAX_STAMPS = 24
 _STAMP = "if (blockIdx.x == 0 && threadIdx.x == 0) ((unsigned long long*)p.workspace)[{}] = tk_globaltimer_ns();"
 
@@ -31,7 +31,7 @@ def stamped(source: str) -> str:
     def after_barrier(match: re.Match[str]) -> str:
         nonlocal count
         count += 1
-        return f"{match.group(0)}\n{match.group(1)}{_STAMP.format(_FIRST_SLOT + count - 1)}"
+        return f"{match.group(0)}\n{match.group(1)}{_STAMP.format(FIRST_SLOT + count - 1)}"
 
     head = "TkBarrier barrier = tk_barrier_init(p.workspace, p.barrier_timeout_ns);"
     body_start = source.index(head) + len(head)
@@ -39,8 +39,8 @@ def stamped(source: str) -> str:
     body = re.sub(r"( +)if \(!tk_grid_barrier\(barrier, \d+\)\) return;", after_barrier, source[body_start:end])
     if count + 1 > _MAX_STAMPS:
         raise SystemExit(f"{count + 1} stamps do not fit the {_MAX_STAMPS} free words of the header")
-    final = f"  __syncthreads();\n  {_STAMP.format(_FIRST_SLOT + count)}"
-    return f"{source[:body_start]}\n  {_STAMP.format(_FIRST_SLOT)}{body}\n{final}{source[end:]}"
+    final = f"  __syncthreads();\n  {_STAMP.format(FIRST_SLOT + count)}"
+    return f"{source[:body_start]}\n  {_STAMP.format(FIRST_SLOT)}{body}\n{final}{source[end:]}"
 
 
 def profile(name: str, options: dict[str, int]) -> None:
@@ -55,7 +55,7 @@ def profile(name: str, options: dict[str, int]) -> None:
         trainer.step()
         trainer.read_loss()
         words = struct.unpack("<32Q", trainer.bound._workspace.read(256))
-        samples.append(words[_FIRST_SLOT : _FIRST_SLOT + 2 + sum(barriers)])
+        samples.append(words[FIRST_SLOT : FIRST_SLOT + 2 + sum(barriers)])
     usage = trainer.kernel.resource_usage()
     print(f"\n{name} {options}: {usage}")
     groups: list[list[str]] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from trainkernel import emulator
 from trainkernel.codegen import generate
 from trainkernel.codegen.generated import GeneratedKernel
-from trainkernel.ir import Program, TensorSpec
+from trainkernel.ir import Loop, Program
 
 MAX_UNKNOWN = 0.05
 """Largest share of elements about which the error bound may say nothing."""
@@ -91,15 +91,4 @@ def check_statistics(generated: GeneratedKernel, counters: emulator.Counters) ->
 
 def has_loops(program: Program) -> bool:
     """Whether some barrier may be passed more than once or not at all."""
-    return any(not hasattr(item, "op") for item in program.operations)
-
-
-def randoms(*specs: TensorSpec, seed: int = 0) -> list[Any]:
-    """Normal float values for dense specs."""
-    rng = np.random.default_rng(seed)
-    from trainkernel.dtypes import DTYPES
-
-    return [rng.standard_normal(spec.shape).astype(DTYPES[spec.dtype].numpy) for spec in specs]
-
-
-Options = Mapping[str, Any]
+    return any(isinstance(item, Loop) for item in program.operations)

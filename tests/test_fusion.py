@@ -17,7 +17,7 @@ from trainkernel.dtypes import DTYPES
 from trainkernel.ir import Operation, Program, TensorSpec
 from trainkernel.passes import canonicalize_transposed_mm
 
-TENSOR_CORE_CALL = re.compile(r"^ +tk_tensor_\w+<\w+, \d+", re.MULTILINE)
+TENSOR_CORE_CALL = re.compile(r"= tk_tensor_sums\w*<\w+, \d+")
 """A call with numbers for tile sizes: from a task, not from one template to another."""
 
 ON: dict[str, Any] = {"fuse_pointwise": True, "fuse_epilogues": True, "inline_input_casts": True}

@@ -24,12 +24,7 @@ _FUNCTION = re.compile(r"^(?:__device__|extern \"C\" __global__|template)[^;{]*?
 _BLOCK_BARRIER = re.compile(r"__syncthreads\(\);")
 _GRID_BARRIER = re.compile(r"if \(!tk_grid_barrier\(barrier, (\d+)\)\) return;")
 
-REDUNDANT: Mapping[tuple[str, str], str] = {
-    ("loop", "kernel: grid barrier 4"): (
-        "stands after a Loop whose passes end in a barrier of their own; with no pass, the barrier before "
-        "the Loop has ordered all that the next stage reads"
-    ),
-}
+REDUNDANT: Mapping[tuple[str, str], str] = {}
 """(sample, site) of barriers that may be removed unnoticed, and why they are there."""
 
 

@@ -110,9 +110,7 @@ def _chain_costs(live: list[Item]) -> dict[str, float]:
     return costs
 
 
-def _may_inline(
-    program: Program, live: list[Item], must_store: set[str], target: Target, options: Options
-) -> set[str]:
+def _may_inline(program: Program, live: list[Item], must_store: set[str], target: Target, options: Options) -> set[str]:
     """Buffers of pointwise operations that consumers may evaluate for themselves."""
     if options.fuse_pointwise is False:
         return set()
@@ -158,9 +156,7 @@ def _worth_inlining(
     return cheap and (extra_us < _MAX_RECOMPUTE_US or operation.outputs[0].num_elements == 1)
 
 
-def _operand_evaluations(
-    item: Item, count: float, target: Target, options: Options
-) -> list[tuple[str, float]]:
+def _operand_evaluations(item: Item, count: float, target: Target, options: Options) -> list[tuple[str, float]]:
     """(buffer, elements evaluated) for each tensor operand position of an item."""
     if isinstance(item, Loop):
         return [(spec.buffer, float(spec.num_elements)) for spec in item.inputs]

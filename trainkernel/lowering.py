@@ -75,5 +75,3 @@ def _lower_reduction(operation: Operation, target: Target, options: Options, tak
         return [first, Operation(operation.name, "combine_partials", (partials,), out, combine, operation.location)]
     final = {"dims": (0,)} if divisor == 1 else {"dims": (0,), "divisor": divisor}
     return [first, Operation(operation.name, kind, (partials,), out, final, operation.location)]
-
-

@@ -205,7 +205,9 @@ class Footprint:
     def conflicts(self, later: Footprint) -> bool:
         """Whether a later footprint must wait for this one."""
         return (
-            _overlap(self.writes, later.reads) or _overlap(self.reads, later.writes) or _overlap(self.writes, later.writes)
+            _overlap(self.writes, later.reads)
+            or _overlap(self.reads, later.writes)
+            or _overlap(self.writes, later.writes)
         )
 
 
@@ -306,6 +308,12 @@ def _best_fit(entries: object, size: int, first: int, last: int, base: int) -> i
     return best[1] if best is not None else cursor
 
 
+def _ends_with_barrier(stage: Stage, plans: Mapping[str, MemoryPlan]) -> bool:
+    """Whether a stage is a loop whose every iteration ends with a barrier."""
+    loops = [task.loop for task in stage.tasks if task.loop is not None]
+    return len(loops) == len(stage.tasks) == 1 and plans[loops[0].loop.name].back_edge
+
+
 def _with_barriers(frame: Frame) -> MemoryPlan:
     plan = frame.plan
     loops = dict(plan.loops)
@@ -326,7 +334,8 @@ def _with_barriers(frame: Frame) -> MemoryPlan:
             head = since_start if head is None else head
             pending = Footprint()
         since_start |= footprint
-        pending |= footprint
+        if not _ends_with_barrier(stage, loops):
+            pending |= footprint
     head = since_start if head is None else head
     back_edge = frame.loop is not None and pending.conflicts(head)
     return MemoryPlan(plan.entries, loops, tuple(barriers), back_edge, plan.end_bytes)

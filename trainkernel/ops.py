@@ -369,7 +369,9 @@ _ENTRIES = (
     _pointwise("sub", (2,), _scaled_sum(-1.0), _scaled_sum_cuda("__fsub_rn", -1.0), attrs={"alpha": _NUMBER["alpha"]}),
     _pointwise("mul", (2,), _binary(np.multiply), _call("__fmul_rn")),
     _pointwise("div", (2,), _binary(np.divide), _div_cuda, cost=8),
-    _pointwise("neg", (1,), _unary(np.negative), lambda args, attrs: f"(-({args[0]}))"),
+    # Not a minus sign: ptxas turns the negation of a selected 0 or 1 (a bool operand) into an
+    # integer conversion, which gives +0 for -0. A product by -1 is exact and survives.
+    _pointwise("neg", (1,), _unary(np.negative), lambda args, attrs: f"__fmul_rn(-1.0f, {args[0]})"),
     _pointwise("cast", (1,), _unary(lambda x: x), lambda args, attrs: args[0], cost=0),
     _pointwise(
         "relu",

@@ -33,7 +33,9 @@ def eliminate_dead(program: Program) -> Program:
     return map_bodies(replace(program, operations=tuple(reversed(kept))), eliminate_dead)
 
 
-def _substitute(program: Program, items: list[Item], views: Mapping[str, Callable[[TensorSpec], TensorSpec]]) -> Program:
+def _substitute(
+    program: Program, items: list[Item], views: Mapping[str, Callable[[TensorSpec], TensorSpec]]
+) -> Program:
     """``items`` and the outputs with each operand over a buffer in ``views`` rewritten."""
 
     def rewrite(operand: Operand) -> Operand:

@@ -34,9 +34,7 @@ from trainkernel.target import Target
 _MAX_ELEMENTS_PER_THREAD = 4
 
 
-def build_schedule(
-    program: Program, target: Target, options: Options, inplace_outputs: Mapping[int, int]
-) -> Schedule:
+def build_schedule(program: Program, target: Target, options: Options, inplace_outputs: Mapping[int, int]) -> Schedule:
     """Passes, lowering, fusion, placement and stages of a validated program."""
     return _schedule_lowered(lower(normalize(program), target, options), target, options, inplace_outputs)
 

@@ -47,6 +47,23 @@ __device__ __forceinline__ unsigned long long tk_globaltimer_ns() {
   return now;
 }
 
+// Copies from global to shared memory that go on in the background; both addresses are aligned to the
+// size. A group has arrived for the issuing thread after tk_cp_async_wait.
+__device__ __forceinline__ unsigned tk_shared_address(const void* shared) {
+  return (unsigned)__cvta_generic_to_shared(shared);
+}
+__device__ __forceinline__ void tk_cp_async_16(void* shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(tk_shared_address(shared)), "l"(global) : "memory");
+}
+__device__ __forceinline__ void tk_cp_async_4(void* shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(tk_shared_address(shared)), "l"(global) : "memory");
+}
+__device__ __forceinline__ void tk_cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N>
+__device__ __forceinline__ void tk_cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
 // d += a b on 16 x 8 x 16 tiles, one warp; fragments as in PTX mma.m16n8k16.
 #define TK_MMA(name, type)                                                                                   \
   __device__ __forceinline__ void name(float(&d)[4], const unsigned(&a)[4], const unsigned(&b)[2]) {         \
@@ -59,9 +76,6 @@ TK_MMA(tk_mma_m16n8k16_float16, "f16")
 TK_MMA(tk_mma_m16n8k16_bfloat16, "bf16")
 #undef TK_MMA
 
-__device__ __forceinline__ unsigned tk_shared_address(const void* shared) {
-  return (unsigned)__cvta_generic_to_shared(shared);
-}
 __device__ __forceinline__ void tk_ldmatrix_x4(unsigned (&r)[4], const void* shared_row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -152,7 +166,7 @@ __device__ __forceinline__ TkBarrier tk_barrier_init(unsigned char* workspace, u
 }
 
 // False if the wait timed out: the whole block gets the same answer and must leave the kernel.
-__device__ __noinline__ bool tk_grid_barrier(TkBarrier& barrier, int stage) {
+__device__ __forceinline__ bool tk_grid_barrier(TkBarrier& barrier, int stage) {
   __syncthreads();
   if (gridDim.x == 1) return true;
   int late = 0;
@@ -161,6 +175,7 @@ __device__ __noinline__ bool tk_grid_barrier(TkBarrier& barrier, int stage) {
     barrier.phase ^= 0x80000000u;
     tk_red_release_gpu_add(barrier.counter, blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u);
     if (barrier.timeout_ns == 0) {
+#pragma unroll 1
       while ((tk_load_acquire_gpu(barrier.counter) & 0x80000000u) != barrier.phase) {
       }
     } else {
@@ -190,19 +205,18 @@ struct TkMax {
   static __device__ __forceinline__ float merge(float a, float b) { return tk_maximum(a, b); }
 };
 
-// Elements first, first + LANES, ... below end, in order; several loads in flight.
+// Elements first, first + LANES, ... below end, in order; four loads in flight.
 template <class Op, int LANES, class Load>
 __device__ __forceinline__ float tk_reduce_lane(tk_index first, tk_index end, Load load) {
   float total = Op::identity();
-  tk_index k = first;
-  for (; k + 7 * LANES < end; k += 8 * LANES) {
-    float values[8];
+#pragma unroll 1
+  for (tk_index k = first; k < end; k += 4 * LANES) {
+    float values[4];
 #pragma unroll
-    for (int u = 0; u < 8; ++u) values[u] = load(k + u * LANES);
+    for (int u = 0; u < 4; ++u) values[u] = k + u * LANES < end ? load(k + u * LANES) : Op::identity();
 #pragma unroll
-    for (int u = 0; u < 8; ++u) total = Op::merge(total, values[u]);
+    for (int u = 0; u < 4; ++u) total = Op::merge(total, values[u]);
   }
-  for (; k < end; k += LANES) total = Op::merge(total, load(k));
   return total;
 }
 
@@ -275,7 +289,7 @@ __device__ __forceinline__ void tk_vector_product_lanes(tk_index first, tk_index
   tk_index o = first + threadIdx.x % 32;
   float sum = 0.0f;
   if (o < outputs) {
-#pragma unroll 8
+#pragma unroll 4
     for (tk_index k = threadIdx.x / 32; k < depth; k += WARPS) sum = __fmaf_rn(load_vector(k), load_matrix(o, k), sum);
   }
   __syncthreads();  // shared is free: the piece before may still read it
@@ -293,6 +307,7 @@ __device__ __forceinline__ void tk_vector_product_lanes(tk_index first, tk_index
 template <int THREADS, class LoadVector, class LoadMatrix, class Store>
 __device__ __forceinline__ void tk_vector_product_warps(tk_index first, tk_index outputs, tk_index depth,
                                                         LoadVector load_vector, LoadMatrix load_matrix, Store store) {
+#pragma unroll 1
   for (tk_index o = first + threadIdx.x / 32; o < tk_min(first + 32, outputs); o += THREADS / 32) {
     float sum = 0.0f;
 #pragma unroll 4
@@ -302,132 +317,259 @@ __device__ __forceinline__ void tk_vector_product_warps(tk_index first, tk_index
   }
 }
 
-// One thread per output.
+// One thread per output; the depth from begin to end.
 template <class LoadA, class LoadB>
-__device__ __forceinline__ float tk_thin_product(tk_index depth, LoadA load_a, LoadB load_b) {
+__device__ __forceinline__ float tk_thin_product(tk_index begin, tk_index end, LoadA load_a, LoadB load_b) {
   float sum = 0.0f;
-#pragma unroll 8
-  for (tk_index k = 0; k < depth; ++k) sum = __fmaf_rn(load_a(k), load_b(k), sum);
+#pragma unroll 4
+  for (tk_index k = begin; k < end; ++k) sum = __fmaf_rn(load_a(k), load_b(k), sum);
   return sum;
+}
+
+// Operands and results of product tiles.
+//
+// A step of an operand is OUTER x TILE_K elements in shared memory, laid out as in device memory so
+// that loads and stores both run along the contiguous dimension: along the depth, element (o, k) is
+// at o * STRIDE + k; otherwise at k * STRIDE + o. Elements outside the operand are zero.
+
+// A plain view of a matrix in memory: element (outer, k) for a it is (m, k), for b it is (n, k).
+// `vector` promises that four neighbours along the contiguous dimension are whole and aligned.
+template <class T>
+struct TkMatrix {
+  const T* base;
+  tk_index outer_stride, depth_stride;
+  bool vector;
+};
+
+template <class T>
+__device__ __forceinline__ TkMatrix<T> tk_matrix(const T* base, tk_index outer_stride, tk_index depth_stride, bool vector) {
+  return TkMatrix<T>{base, outer_stride, depth_stride, vector && (unsigned long long)base % (4 * sizeof(T)) == 0};
+}
+
+// Place of the run of GROUP neighbours that is number `run` of a step.
+template <int OUTER, int TILE_K, bool ALONG_K, int GROUP>
+__device__ __forceinline__ void tk_place(int run, int& o, int& k) {
+  o = ALONG_K ? run / (TILE_K / GROUP) : run % (OUTER / GROUP) * GROUP;
+  k = ALONG_K ? run % (TILE_K / GROUP) * GROUP : run / (OUTER / GROUP);
+}
+
+// The epilogue: every sum of the tile that lies inside the result, neighbours along n by neighbours.
+// All values of a batch are computed before any is written, so that their loads overlap.
+template <int TILE_M, int TILE_N, int THREADS, int STRIDE, int BATCH, int RESULTS, class Compute, class Write>
+__device__ __forceinline__ void tk_tile_store(tk_index m0, tk_index n0, tk_index m_end, tk_index n_end, const float* sums,
+                                              Compute compute, Write write) {
+#pragma unroll 1
+  for (int first = (int)threadIdx.x; first < TILE_M * TILE_N; first += BATCH * THREADS) {
+    float results[BATCH][RESULTS];
+#pragma unroll
+    for (int u = 0; u < BATCH; ++u) {
+      int e = first + u * THREADS;
+      tk_index m = m0 + e / TILE_N, n = n0 + e % TILE_N;
+      if (e < TILE_M * TILE_N && m < m_end && n < n_end) compute(m, n, sums[e / TILE_N * STRIDE + e % TILE_N], results[u]);
+    }
+#pragma unroll
+    for (int u = 0; u < BATCH; ++u) {
+      int e = first + u * THREADS;
+      tk_index m = m0 + e / TILE_N, n = n0 + e % TILE_N;
+      if (e < TILE_M * TILE_N && m < m_end && n < n_end) write(m, n, results[u]);
+    }
+  }
 }
 
 // A float32 product tile: out[m, n] = sum over k in order of a[m, k] b[k, n], by fused multiply-add.
 //
-// One block computes TILE_M x TILE_N outputs. Each step of TILE_K goes from memory to registers,
-// from there to one of two shared-memory buffers, and is multiplied while the next step's loads are
-// under way. A thread owns MICRO_M x MICRO_N outputs. The order of the sum is that of k alone, so
-// tile sizes and thread counts do not change a bit.
+// One block computes TILE_M x TILE_N outputs in steps of TILE_K. While one step is multiplied, the
+// next is on its way into the other of two shared-memory buffers: plain operands by cp.async, fused
+// ones through registers. A thread owns MICRO_M x MICRO_N sums, which lie in shared memory between
+// steps: so multiplying and filling are functions that all products of a tile shape share, and the
+// epilogue finds the sums where its stores can run along n. The order of the sum is that of k alone,
+// so tile sizes and thread counts do not change a bit.
 
-template <int TILE_M, int TILE_N, int TILE_K, int THREADS, int SKEW>
+template <int TILE_M, int TILE_N, int TILE_K, int THREADS, int SKEW, bool A_ALONG_K, bool B_ALONG_K>
 struct TkTile {
   static constexpr int OUTPUTS = TILE_M * TILE_N >= THREADS ? TILE_M * TILE_N / THREADS : 1;
   static constexpr int MICRO_N = OUTPUTS >= 4 ? 4 : OUTPUTS;
   static constexpr int MICRO_M = OUTPUTS / MICRO_N;
+  static constexpr int THREADS_M = TILE_M / MICRO_M;
   static constexpr int THREADS_N = TILE_N / MICRO_N;
-  static constexpr int WORKERS = THREADS_N * (TILE_M / MICRO_M);
-  static constexpr int STRIDE_A = TILE_M + SKEW;
-  static constexpr int STRIDE_B = TILE_N + SKEW;
-  static constexpr int STEP_FLOATS = TILE_K * (STRIDE_A + STRIDE_B);
-  static constexpr int LOADS_A = (TILE_M * TILE_K + THREADS - 1) / THREADS;
-  static constexpr int LOADS_B = (TILE_N * TILE_K + THREADS - 1) / THREADS;
+  static constexpr int WORKERS = THREADS_M * THREADS_N;
+  static constexpr int STRIDE_A = (A_ALONG_K ? TILE_K : TILE_M) + SKEW;
+  static constexpr int STRIDE_B = (B_ALONG_K ? TILE_K : TILE_N) + SKEW;
+  static constexpr int STRIDE_SUMS = TILE_N + SKEW;
+  static constexpr int FLOATS_A = STRIDE_A * (A_ALONG_K ? TILE_M : TILE_K);
+  static constexpr int FLOATS_B = STRIDE_B * (B_ALONG_K ? TILE_N : TILE_K);
   static_assert(MICRO_M * MICRO_N == OUTPUTS && TILE_N % MICRO_N == 0 && TILE_M % MICRO_M == 0, "micro tile");
-  static_assert(SKEW % 4 == 0 && TILE_M % 4 == 0 && TILE_N % 4 == 0, "128-bit shared-memory reads");
+  static_assert(SKEW % 4 == 0 && TILE_M % 4 == 0 && TILE_N % 4 == 0 && TILE_K % 4 == 0, "128-bit accesses");
   static_assert(WORKERS <= THREADS, "a thread per micro tile");
 };
 
-// COUNT neighbouring floats from shared memory, by the widest reads that fit.
-template <int COUNT>
-__device__ __forceinline__ void tk_read_shared(float (&values)[COUNT], const float* shared) {
-  if constexpr (COUNT % 4 == 0) {
-#pragma unroll
-    for (int i = 0; i < COUNT; i += 4) {
-      float4 four = *(const float4*)(shared + i);
-      values[i] = four.x;
-      values[i + 1] = four.y;
-      values[i + 2] = four.z;
-      values[i + 3] = four.w;
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) values[i] = shared[i];
+// A step of a plain operand whose rows are not whole or not aligned runs of four: element by element.
+// One function for all tiles; outer and tile_k are powers of two, given by their logarithms.
+__device__ __noinline__ void tk_tile_fill_slow(float* shared, int outer_log2, int tile_k_log2, int stride, bool along_k,
+                                               int threads, tk_index o0, tk_index o_end, tk_index k0, tk_index k_end,
+                                               TkMatrix<float> matrix) {
+#pragma unroll 1
+  for (int e = (int)threadIdx.x; e < 1 << (outer_log2 + tile_k_log2); e += threads) {
+    int o = along_k ? e >> tile_k_log2 : e & ((1 << outer_log2) - 1);
+    int k = along_k ? e & ((1 << tile_k_log2) - 1) : e >> outer_log2;
+    float* to = shared + (along_k ? o * stride + k : k * stride + o);
+    if (o0 + o < o_end && k0 + k < k_end)
+      tk_cp_async_4(to, matrix.base + (o0 + o) * matrix.outer_stride + (k0 + k) * matrix.depth_stride);
+    else
+      *to = 0.0f;
   }
 }
 
-template <int TILE_M, int TILE_N, int TILE_K, int THREADS, int SKEW, bool A_ALONG_K, bool B_ALONG_K, class LoadA, class LoadB,
-          class Store>
-__device__ __forceinline__ void tk_tile_product(tk_index m0, tk_index n0, tk_index m_end, tk_index n_end, tk_index k_begin,
-                                                tk_index k_end, float* shared, LoadA load_a, LoadB load_b, Store store) {
-  using Tile = TkTile<TILE_M, TILE_N, TILE_K, THREADS, SKEW>;
-  const int thread = (int)threadIdx.x;
-  const int row = thread / Tile::THREADS_N * Tile::MICRO_M, column = thread % Tile::THREADS_N * Tile::MICRO_N;
-  float sums[Tile::MICRO_M][Tile::MICRO_N] = {};
-  float next_a[Tile::LOADS_A], next_b[Tile::LOADS_B];
+__device__ constexpr int tk_log2(int power_of_two) { return power_of_two == 1 ? 0 : 1 + tk_log2(power_of_two / 2); }
 
-  auto place_a = [&](int j, int& m, int& k) {
-    int e = thread + j * THREADS;
-    m = A_ALONG_K ? e / TILE_K : e % TILE_M;
-    k = A_ALONG_K ? e % TILE_K : e / TILE_M;
-    return TILE_M * TILE_K % THREADS == 0 || e < TILE_M * TILE_K;
-  };
-  auto place_b = [&](int j, int& n, int& k) {
-    int e = thread + j * THREADS;
-    n = B_ALONG_K ? e / TILE_K : e % TILE_N;
-    k = B_ALONG_K ? e % TILE_K : e / TILE_N;
-    return TILE_N * TILE_K % THREADS == 0 || e < TILE_N * TILE_K;
-  };
-  auto fetch = [&](tk_index k0) {
-#pragma unroll
-    for (int j = 0; j < Tile::LOADS_A; ++j) {
-      int m, k;
-      bool inside = place_a(j, m, k) && m0 + m < m_end && k0 + k < k_end;
-      next_a[j] = inside ? load_a(m0 + m, k0 + k) : 0.0f;
-    }
-#pragma unroll
-    for (int j = 0; j < Tile::LOADS_B; ++j) {
-      int n, k;
-      bool inside = place_b(j, n, k) && n0 + n < n_end && k0 + k < k_end;
-      next_b[j] = inside ? load_b(k0 + k, n0 + n) : 0.0f;
-    }
-  };
+// Start one step of a plain operand; it has arrived after tk_cp_async_wait and a block barrier.
+template <int OUTER, int TILE_K, int THREADS, int STRIDE, bool ALONG_K>
+__device__ __noinline__ void tk_tile_fill(float* shared, tk_index o0, tk_index o_end, tk_index k0, tk_index k_end,
+                                          TkMatrix<float> matrix) {
+  if (!matrix.vector) {
+    tk_tile_fill_slow(shared, tk_log2(OUTER), tk_log2(TILE_K), STRIDE, ALONG_K, THREADS, o0, o_end, k0, k_end, matrix);
+    return;
+  }
+#pragma unroll 1
+  for (int run = (int)threadIdx.x; run < OUTER * TILE_K / 4; run += THREADS) {
+    int o, k;
+    tk_place<OUTER, TILE_K, ALONG_K, 4>(run, o, k);
+    float* to = shared + (ALONG_K ? o * STRIDE + k : k * STRIDE + o);
+    if (o0 + o < o_end && k0 + k < k_end)
+      tk_cp_async_16(to, matrix.base + (o0 + o) * matrix.outer_stride + (k0 + k) * matrix.depth_stride);
+    else
+      *(float4*)to = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  }
+}
 
-  if (k_begin < k_end) fetch(k_begin);
-  __syncthreads();  // shared is free: the piece before may still read it
-  int buffer = 0;
-  for (tk_index k0 = k_begin; k0 < k_end; k0 += TILE_K) {
-    float* a = shared + buffer * Tile::STEP_FLOATS;
-    float* b = a + TILE_K * Tile::STRIDE_A;
+// One step of a fused operand: load(o, k) is evaluated for four elements at a time.
+template <int OUTER, int TILE_K, int THREADS, int STRIDE, bool ALONG_K, class Load>
+__device__ __forceinline__ void tk_tile_fill(float* shared, tk_index o0, tk_index o_end, tk_index k0, tk_index k_end,
+                                             const Load& load) {
+#pragma unroll 1
+  for (int first = (int)threadIdx.x; first < OUTER * TILE_K; first += 4 * THREADS) {
+    float values[4];
 #pragma unroll
-    for (int j = 0; j < Tile::LOADS_A; ++j) {
-      int m, k;
-      if (place_a(j, m, k)) a[k * Tile::STRIDE_A + m] = next_a[j];
+    for (int u = 0; u < 4; ++u) {
+      int o, k;
+      tk_place<OUTER, TILE_K, ALONG_K, 1>(first + u * THREADS, o, k);
+      values[u] = first + u * THREADS < OUTER * TILE_K && o0 + o < o_end && k0 + k < k_end ? load(o0 + o, k0 + k) : 0.0f;
     }
 #pragma unroll
-    for (int j = 0; j < Tile::LOADS_B; ++j) {
-      int n, k;
-      if (place_b(j, n, k)) b[k * Tile::STRIDE_B + n] = next_b[j];
+    for (int u = 0; u < 4; ++u) {
+      int o, k;
+      tk_place<OUTER, TILE_K, ALONG_K, 1>(first + u * THREADS, o, k);
+      if (first + u * THREADS < OUTER * TILE_K) shared[ALONG_K ? o * STRIDE + k : k * STRIDE + o] = values[u];
     }
-    __syncthreads();  // the step is complete; the other buffer's readers have all arrived here
-    if (k0 + TILE_K < k_end) fetch(k0 + TILE_K);
-    if (Tile::WORKERS == THREADS || thread < Tile::WORKERS) {
-#pragma unroll 8
-      for (int k = 0; k < TILE_K; ++k) {
-        float rows[Tile::MICRO_M], columns[Tile::MICRO_N];
-        tk_read_shared(rows, a + k * Tile::STRIDE_A + row);
-        tk_read_shared(columns, b + k * Tile::STRIDE_B + column);
+  }
+}
+
+// A thread's COUNT rows (or columns) of an operand for four steps of k.
+template <int COUNT, int SPREAD, int STRIDE, bool ALONG_K>
+__device__ __forceinline__ void tk_tile_read(float (&values)[4][COUNT], const float* shared, int thread, int k) {
+  if constexpr (ALONG_K) {
 #pragma unroll
-        for (int i = 0; i < Tile::MICRO_M; ++i)
+    for (int i = 0; i < COUNT; ++i) {
+      float4 four = *(const float4*)(shared + (thread + i * SPREAD) * STRIDE + k);
+      values[0][i] = four.x;
+      values[1][i] = four.y;
+      values[2][i] = four.z;
+      values[3][i] = four.w;
+    }
+  } else {
 #pragma unroll
-          for (int j = 0; j < Tile::MICRO_N; ++j) sums[i][j] = __fmaf_rn(rows[i], columns[j], sums[i][j]);
+    for (int u = 0; u < 4; ++u) {
+      const float* from = shared + (k + u) * STRIDE + thread * COUNT;
+      if constexpr (COUNT % 4 == 0) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i += 4) {
+          float4 four = *(const float4*)(from + i);
+          values[u][i] = four.x;
+          values[u][i + 1] = four.y;
+          values[u][i + 2] = four.z;
+          values[u][i + 3] = four.w;
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) values[u][i] = from[i];
       }
     }
-    buffer ^= 1;
   }
-  if (Tile::WORKERS < THREADS && thread >= Tile::WORKERS) return;
+}
+
+// Add one step of `depth` elements of k to the sums, or start them.
+template <int TILE_M, int TILE_N, int TILE_K, int THREADS, int SKEW, bool A_ALONG_K, bool B_ALONG_K>
+__device__ __noinline__ void tk_tile_multiply(const float* step, float* sums, int depth, bool start) {
+  using Tile = TkTile<TILE_M, TILE_N, TILE_K, THREADS, SKEW, A_ALONG_K, B_ALONG_K>;
+  const int thread_m = (int)threadIdx.x / Tile::THREADS_N, thread_n = (int)threadIdx.x % Tile::THREADS_N;
+  if (Tile::WORKERS < THREADS && (int)threadIdx.x >= Tile::WORKERS) return;
+  float own[Tile::MICRO_M][Tile::MICRO_N];
+  auto place = [&](int i, int j) -> float& {
+    int m = A_ALONG_K ? thread_m + i * Tile::THREADS_M : thread_m * Tile::MICRO_M + i;
+    int n = B_ALONG_K ? thread_n + j * Tile::THREADS_N : thread_n * Tile::MICRO_N + j;
+    return sums[m * Tile::STRIDE_SUMS + n];
+  };
 #pragma unroll
   for (int i = 0; i < Tile::MICRO_M; ++i)
 #pragma unroll
-    for (int j = 0; j < Tile::MICRO_N; ++j)
-      if (m0 + row + i < m_end && n0 + column + j < n_end) store(m0 + row + i, n0 + column + j, sums[i][j]);
+    for (int j = 0; j < Tile::MICRO_N; ++j) own[i][j] = start ? 0.0f : place(i, j);
+#pragma unroll 2
+  for (int k = 0; k < depth; k += 4) {
+    float rows[4][Tile::MICRO_M], columns[4][Tile::MICRO_N];
+    tk_tile_read<Tile::MICRO_M, Tile::THREADS_M, Tile::STRIDE_A, A_ALONG_K>(rows, step, thread_m, k);
+    tk_tile_read<Tile::MICRO_N, Tile::THREADS_N, Tile::STRIDE_B, B_ALONG_K>(columns, step + Tile::FLOATS_A, thread_n, k);
+#pragma unroll
+    for (int u = 0; u < 4; ++u)
+#pragma unroll
+      for (int i = 0; i < Tile::MICRO_M; ++i)
+#pragma unroll
+        for (int j = 0; j < Tile::MICRO_N; ++j) own[i][j] = __fmaf_rn(rows[u][i], columns[u][j], own[i][j]);
+  }
+#pragma unroll
+  for (int i = 0; i < Tile::MICRO_M; ++i)
+#pragma unroll
+    for (int j = 0; j < Tile::MICRO_N; ++j) place(i, j) = own[i][j];
+}
+
+// Operands are TkMatrix<float> or functions: a(m, k), b(n, k). Returns where the sums are: m, n at
+// m * STRIDE_SUMS + n.
+template <int TILE_M, int TILE_N, int TILE_K, int THREADS, int SKEW, bool A_ALONG_K, bool B_ALONG_K, class A, class B>
+__device__ __forceinline__ const float* tk_tile_sums(tk_index m0, tk_index n0, tk_index m_end, tk_index n_end, tk_index k_begin,
+                                                     tk_index k_end, float* shared, const A& a, const B& b) {
+  using Tile = TkTile<TILE_M, TILE_N, TILE_K, THREADS, SKEW, A_ALONG_K, B_ALONG_K>;
+  float* sums = shared + 2 * (Tile::FLOATS_A + Tile::FLOATS_B);
+  // The piece before may still read its sums, which nobody writes before the first barrier here.
+  // Step k0: start it, then multiply the step before it, which lies in the other buffer.
+  float *started = shared, *arrived = shared + Tile::FLOATS_A + Tile::FLOATS_B;
+#pragma unroll 1
+  for (tk_index k0 = k_begin; k0 < k_end + TILE_K; k0 += TILE_K) {
+    if (k0 < k_end) {
+      tk_tile_fill<TILE_M, TILE_K, THREADS, Tile::STRIDE_A, A_ALONG_K>(started, m0, m_end, k0, k_end, a);
+      tk_tile_fill<TILE_N, TILE_K, THREADS, Tile::STRIDE_B, B_ALONG_K>(started + Tile::FLOATS_A, n0, n_end, k0, k_end, b);
+    }
+    tk_cp_async_commit();
+    if (k0 > k_begin) {
+      tk_cp_async_wait<1>();
+      __syncthreads();  // the step before has arrived, for every thread
+      const int depth = (int)tk_min(k_end - (k0 - TILE_K), (tk_index)TILE_K);
+      tk_tile_multiply<TILE_M, TILE_N, TILE_K, THREADS, SKEW, A_ALONG_K, B_ALONG_K>(arrived, sums, depth,
+                                                                                    k0 == k_begin + TILE_K);
+      __syncthreads();  // the step before has been read, and the sums are complete
+    }
+    float* swap = started;
+    started = arrived;
+    arrived = swap;
+  }
+  return sums;
+}
+
+// The same for two plain operands, out of line.
+template <int TILE_M, int TILE_N, int TILE_K, int THREADS, int SKEW, bool A_ALONG_K, bool B_ALONG_K>
+__device__ __noinline__ const float* tk_tile_sums_plain(tk_index m0, tk_index n0, tk_index m_end, tk_index n_end,
+                                                        tk_index k_begin, tk_index k_end, float* shared, TkMatrix<float> a,
+                                                        TkMatrix<float> b) {
+  return tk_tile_sums<TILE_M, TILE_N, TILE_K, THREADS, SKEW, A_ALONG_K, B_ALONG_K>(m0, n0, m_end, n_end, k_begin, k_end, shared,
+                                                                                  a, b);
 }
 
 struct TkParams {
@@ -443,7 +585,7 @@ struct TkParams {
   float scalar_rate;
 };
 
-// Task 0, stage 0: product slope: stores h, slope; epilogue h, h_squared, slope; inlines h_squared; 4 pieces; tile 40x33x20 tile 32x32x32
+// Task 0, stage 0: product slope: stores h, slope; epilogue h, h_squared, slope; inlines h_squared; 6 pieces; tile 40x33x20 tile 16x32x64
 //   z0: f32[40,33] = addmm b0 x w0
 //   h: f32[40,33] = tanh z0
 //   h_squared: f32[40,33] = mul h h
@@ -454,29 +596,26 @@ __device__ __forceinline__ void task_0_slope(const TkParams& p, int piece, unsig
   const float* b_b0 = (const float*)(p.in_b0);
   float* w_h = (float*)(p.workspace + 256);
   float* w_slope = (float*)(p.workspace + 5632);
-  auto load_a = [&](tk_index m, tk_index k) -> float {
-    const float v_x = b_x[m * 20 + k];
-    return v_x;
-  };
-  auto load_b = [&](tk_index k, tk_index n) -> float {
-    const float v_w0 = b_w0[k * 33 + n];
-    return v_w0;
-  };
-  auto store = [&](tk_index m, tk_index n, float sum) {
+  const tk_index m0 = (tk_index)(piece) / 2 * 16;
+  const tk_index n0 = (tk_index)(piece) % 2 * 32;
+  const float* sums = tk_tile_sums_plain<16, 32, 64, 256, 4, true, false>(m0, n0, 40, 33, 0, 20, (float*)shared, tk_matrix(b_x, 20, 1, true), tk_matrix(b_w0, 1, 33, false));
+  auto compute = [&](tk_index m, tk_index n, float sum, float (&results)[2]) {
     const float v_b0 = b_b0[n];
     const float v_z0 = __fadd_rn(sum, v_b0);
     const float v_h = tanhf(v_z0);
     const float v_h_squared = __fmul_rn(v_h, v_h);
     const float v_slope = __fsub_rn(1.0f, v_h_squared);
-    w_h[m * 33 + n] = v_h;
-    w_slope[m * 33 + n] = v_slope;
+    results[0] = v_h;
+    results[1] = v_slope;
   };
-  const tk_index m0 = (tk_index)(piece) / 2 * 32;
-  const tk_index n0 = (tk_index)(piece) % 2 * 32;
-  tk_tile_product<32, 32, 32, 256, 4, true, false>(m0, n0, 40, 33, 0, 20, (float*)shared, load_a, load_b, store);
+  auto write = [&](tk_index m, tk_index n, const float (&results)[2]) {
+    w_h[m * 33 + n] = results[0];
+    w_slope[m * 33 + n] = results[1];
+  };
+  tk_tile_store<16, 32, 256, 36, 2, 2>(m0, n0, 40, 33, sums, compute, write);
 }
 
-// Task 1, stage 1: product grad: stores squares, grad; epilogue difference, squares, grad; inlines difference; 2 pieces; tile 40x2x33 tile 32x8x32
+// Task 1, stage 1: product grad: stores squares, grad; epilogue difference, squares, grad; inlines difference; 2 pieces; tile 40x2x33 tile 32x8x64
 //   z1: f32[40,2] = addmm b1 h w1
 //   difference: f32[40,2] = sub z1 y
 //   squares: f32[40,2] = mul difference difference
@@ -488,27 +627,24 @@ __device__ __forceinline__ void task_1_grad(const TkParams& p, int piece, unsign
   const float* b_y = (const float*)(p.in_y);
   float* w_squares = (float*)(p.workspace + 11008);
   float* w_grad = (float*)(p.workspace + 11520);
-  auto load_a = [&](tk_index m, tk_index k) -> float {
-    const float v_h = b_h[m * 33 + k];
-    return v_h;
-  };
-  auto load_b = [&](tk_index k, tk_index n) -> float {
-    const float v_w1 = b_w1[k * 2 + n];
-    return v_w1;
-  };
-  auto store = [&](tk_index m, tk_index n, float sum) {
+  const tk_index m0 = (tk_index)(piece) / 1 * 32;
+  const tk_index n0 = (tk_index)(piece) % 1 * 8;
+  const float* sums = tk_tile_sums_plain<32, 8, 64, 256, 4, true, false>(m0, n0, 40, 2, 0, 33, (float*)shared, tk_matrix(b_h, 33, 1, false), tk_matrix(b_w1, 1, 2, false));
+  auto compute = [&](tk_index m, tk_index n, float sum, float (&results)[2]) {
     const float v_b1 = b_b1[n];
     const float v_z1 = __fadd_rn(sum, v_b1);
     const float v_y = b_y[m * 2 + n];
     const float v_difference = __fsub_rn(v_z1, v_y);
     const float v_squares = __fmul_rn(v_difference, v_difference);
     const float v_grad = __fmul_rn(v_difference, 0.025f);
-    w_squares[m * 2 + n] = v_squares;
-    w_grad[m * 2 + n] = v_grad;
+    results[0] = v_squares;
+    results[1] = v_grad;
   };
-  const tk_index m0 = (tk_index)(piece) / 1 * 32;
-  const tk_index n0 = (tk_index)(piece) % 1 * 8;
-  tk_tile_product<32, 8, 32, 256, 4, true, false>(m0, n0, 40, 2, 0, 33, (float*)shared, load_a, load_b, store);
+  auto write = [&](tk_index m, tk_index n, const float (&results)[2]) {
+    w_squares[m * 2 + n] = results[0];
+    w_grad[m * 2 + n] = results[1];
+  };
+  tk_tile_store<32, 8, 256, 12, 1, 2>(m0, n0, 40, 2, sums, compute, write);
 }
 
 // Task 2, stage 2: reduction loss: stores loss; 1 pieces; block per row, 1 rows of 80
@@ -516,7 +652,6 @@ __device__ __forceinline__ void task_1_grad(const TkParams& p, int piece, unsign
 __device__ __forceinline__ void task_2_loss(const TkParams& p, int piece, unsigned char* shared) {
   const float* b_squares = (const float*)(p.workspace + 11008);
   float* w_loss = (float*)(p.out_0);
-  const tk_index r = piece;
   auto load = [&](tk_index k) -> float {
     const float v_squares = b_squares[k];
     return v_squares;
@@ -535,7 +670,7 @@ __device__ __forceinline__ void task_3_grad_z0(const TkParams& p, int piece) {
   const float* b_w1 = (const float*)(p.in_w1);
   const float* b_slope = (const float*)(p.workspace + 5632);
   float* w_grad_z0 = (float*)(p.workspace + 12032);
-  const tk_index i = (tk_index)piece * 256 + threadIdx.x;
+  const tk_index i = (tk_index)(piece) * 256 + threadIdx.x;
   if (i < 1320) {
     auto load_a = [&](tk_index k) -> float {
       const float v_grad = b_grad[tk_div(i, 33) * 2 + k];
@@ -545,7 +680,7 @@ __device__ __forceinline__ void task_3_grad_z0(const TkParams& p, int piece) {
       const float v_w1 = b_w1[tk_mod(i, 33) * 2 + k];
       return v_w1;
     };
-    const float sum = tk_thin_product(2, load_a, load_b);
+    const float sum = tk_thin_product(0, 2, load_a, load_b);
     const float v_back = sum;
     const float v_slope = b_slope[i];
     const float v_grad_z0 = __fmul_rn(v_back, v_slope);
@@ -576,7 +711,7 @@ __device__ __forceinline__ void task_4_b1_next(const TkParams& p, int piece, uns
   }
 }
 
-// Task 5, stage 3: product w0_next: stores w0_next; epilogue mul, w0_next; inlines mul; 2 pieces; tile 20x33x40 tile 32x32x32
+// Task 5, stage 3: product w0_next: stores w0_next; epilogue mul, w0_next; inlines mul; 4 pieces; tile 20x33x40 tile 16x32x64
 //   grad_w0: f32[20,33] = mm x[20,40:1,20] grad_z0
 //   mul: f32[20,33] = mul grad_w0 rate
 //   w0_next: f32[20,33] = sub w0 mul
@@ -586,24 +721,20 @@ __device__ __forceinline__ void task_5_w0_next(const TkParams& p, int piece, uns
   const float* b_w0 = (const float*)(p.in_w0);
   float* w_w0_next = (float*)(p.in_w0);
   const float v_rate = p.scalar_rate;
-  auto load_a = [&](tk_index m, tk_index k) -> float {
-    const float v_x = b_x[k * 20 + m];
-    return v_x;
-  };
-  auto load_b = [&](tk_index k, tk_index n) -> float {
-    const float v_grad_z0 = b_grad_z0[k * 33 + n];
-    return v_grad_z0;
-  };
-  auto store = [&](tk_index m, tk_index n, float sum) {
+  const tk_index m0 = (tk_index)(piece) / 2 * 16;
+  const tk_index n0 = (tk_index)(piece) % 2 * 32;
+  const float* sums = tk_tile_sums_plain<16, 32, 64, 256, 4, false, false>(m0, n0, 20, 33, 0, 40, (float*)shared, tk_matrix(b_x, 1, 20, true), tk_matrix(b_grad_z0, 1, 33, false));
+  auto compute = [&](tk_index m, tk_index n, float sum, float (&results)[1]) {
     const float v_grad_w0 = sum;
     const float v_mul = __fmul_rn(v_grad_w0, v_rate);
     const float v_w0 = b_w0[m * 33 + n];
     const float v_w0_next = __fsub_rn(v_w0, v_mul);
-    w_w0_next[m * 33 + n] = v_w0_next;
+    results[0] = v_w0_next;
   };
-  const tk_index m0 = (tk_index)(piece) / 2 * 32;
-  const tk_index n0 = (tk_index)(piece) % 2 * 32;
-  tk_tile_product<32, 32, 32, 256, 4, false, false>(m0, n0, 20, 33, 0, 40, (float*)shared, load_a, load_b, store);
+  auto write = [&](tk_index m, tk_index n, const float (&results)[1]) {
+    w_w0_next[m * 33 + n] = results[0];
+  };
+  tk_tile_store<16, 32, 256, 36, 2, 1>(m0, n0, 20, 33, sums, compute, write);
 }
 
 // Task 6, stage 3: reduction b0_next: stores b0_next; epilogue mul_1, b0_next; inlines mul_1; 2 pieces; columns per row, 33 rows of 40
@@ -629,7 +760,7 @@ __device__ __forceinline__ void task_6_b0_next(const TkParams& p, int piece, uns
   }
 }
 
-// Task 7, stage 3: product w1_next: stores w1_next; epilogue mul_2, w1_next; inlines mul_2; 2 pieces; tile 33x2x40 tile 32x8x32
+// Task 7, stage 3: product w1_next: stores w1_next; epilogue mul_2, w1_next; inlines mul_2; 2 pieces; tile 33x2x40 tile 32x8x64
 //   grad_w1: f32[33,2] = mm h[33,40:1,33] grad
 //   mul_2: f32[33,2] = mul grad_w1 rate
 //   w1_next: f32[33,2] = sub w1 mul_2
@@ -639,42 +770,40 @@ __device__ __forceinline__ void task_7_w1_next(const TkParams& p, int piece, uns
   const float* b_w1 = (const float*)(p.in_w1);
   float* w_w1_next = (float*)(p.in_w1);
   const float v_rate = p.scalar_rate;
-  auto load_a = [&](tk_index m, tk_index k) -> float {
-    const float v_h = b_h[k * 33 + m];
-    return v_h;
-  };
-  auto load_b = [&](tk_index k, tk_index n) -> float {
-    const float v_grad = b_grad[k * 2 + n];
-    return v_grad;
-  };
-  auto store = [&](tk_index m, tk_index n, float sum) {
+  const tk_index m0 = (tk_index)(piece) / 1 * 32;
+  const tk_index n0 = (tk_index)(piece) % 1 * 8;
+  const float* sums = tk_tile_sums_plain<32, 8, 64, 256, 4, false, false>(m0, n0, 33, 2, 0, 40, (float*)shared, tk_matrix(b_h, 1, 33, false), tk_matrix(b_grad, 1, 2, false));
+  auto compute = [&](tk_index m, tk_index n, float sum, float (&results)[1]) {
     const float v_grad_w1 = sum;
     const float v_mul_2 = __fmul_rn(v_grad_w1, v_rate);
     const float v_w1 = b_w1[m * 2 + n];
     const float v_w1_next = __fsub_rn(v_w1, v_mul_2);
-    w_w1_next[m * 2 + n] = v_w1_next;
+    results[0] = v_w1_next;
   };
-  const tk_index m0 = (tk_index)(piece) / 1 * 32;
-  const tk_index n0 = (tk_index)(piece) % 1 * 8;
-  tk_tile_product<32, 8, 32, 256, 4, false, false>(m0, n0, 33, 2, 0, 40, (float*)shared, load_a, load_b, store);
+  auto write = [&](tk_index m, tk_index n, const float (&results)[1]) {
+    w_w1_next[m * 2 + n] = results[0];
+  };
+  tk_tile_store<32, 8, 256, 12, 1, 1>(m0, n0, 33, 2, sums, compute, write);
 }
 
 #ifndef TRAINKERNEL_ENTRY
 #define TRAINKERNEL_ENTRY trainkernel_step
 #endif
 
-extern "C" __global__ void __launch_bounds__(256) TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
+extern "C" __global__ void __launch_bounds__(256, 1) TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
   TkBarrier barrier = tk_barrier_init(p.workspace, p.barrier_timeout_ns);
   TK_DYNAMIC_SHARED(shared);
 
   // Stage 0: slope
-  for (int piece = blockIdx.x; piece < 4; piece += gridDim.x) {
+#pragma unroll 1
+  for (int piece = blockIdx.x; piece < 6; piece += gridDim.x) {
     TK_TASK(0, 0);
     task_0_slope(p, piece, shared);
   }
   if (!tk_grid_barrier(barrier, 1)) return;
 
   // Stage 1: grad
+#pragma unroll 1
   for (int piece = blockIdx.x; piece < 2; piece += gridDim.x) {
     TK_TASK(1, 1);
     task_1_grad(p, piece, shared);
@@ -682,14 +811,17 @@ extern "C" __global__ void __launch_bounds__(256) TRAINKERNEL_ENTRY(const __grid
   if (!tk_grid_barrier(barrier, 2)) return;
 
   // Stage 2: loss, grad_z0, b1_next
+#pragma unroll 1
   for (int piece = blockIdx.x; piece < 1; piece += gridDim.x) {
     TK_TASK(2, 2);
     task_2_loss(p, piece, shared);
   }
+#pragma unroll 1
   for (int piece = tk_first_piece(1); piece < 6; piece += gridDim.x) {
     TK_TASK(2, 3);
     task_3_grad_z0(p, piece);
   }
+#pragma unroll 1
   for (int piece = tk_first_piece(7); piece < 2; piece += gridDim.x) {
     TK_TASK(2, 4);
     task_4_b1_next(p, piece, shared);
@@ -697,15 +829,19 @@ extern "C" __global__ void __launch_bounds__(256) TRAINKERNEL_ENTRY(const __grid
   if (!tk_grid_barrier(barrier, 3)) return;
 
   // Stage 3: w0_next, b0_next, w1_next
-  for (int piece = blockIdx.x; piece < 2; piece += gridDim.x) {
+#pragma unroll 1
+  for (int piece = blockIdx.x; piece < 4; piece += gridDim.x) {
     TK_TASK(3, 5);
     task_5_w0_next(p, piece, shared);
   }
-  for (int piece = tk_first_piece(2); piece < 2; piece += gridDim.x) {
+#pragma unroll 1
+  for (int piece = tk_first_piece(4); piece < 2; piece += gridDim.x) {
     TK_TASK(3, 6);
     task_6_b0_next(p, piece, shared);
   }
-  for (int piece = tk_first_piece(4); piece < 2; piece += gridDim.x) {
+  __syncthreads();  // shared is free: the task before may still read it
+#pragma unroll 1
+  for (int piece = tk_first_piece(6); piece < 2; piece += gridDim.x) {
     TK_TASK(3, 7);
     task_7_w1_next(p, piece, shared);
   }
@@ -853,7 +989,7 @@ int TK_HOST(destroy)(TK_HOST(handle) * handle);
 #define TK_HOST_PARAMS_BYTES 80
 #define TK_HOST_USES_TENSOR_TABLE 0
 #define TK_HOST_THREADS_PER_BLOCK 256
-#define TK_HOST_SHARED_BYTES 18432
+#define TK_HOST_SHARED_BYTES 30976
 #define TK_HOST_WORKSPACE_BYTES 17408ull
 #define TK_HOST_HEADER_BYTES 256
 #define TK_HOST_BLOCKS_PER_SM 1

@@ -47,6 +47,23 @@ __device__ __forceinline__ unsigned long long tk_globaltimer_ns() {
   return now;
 }
 
+// Copies from global to shared memory that go on in the background; both addresses are aligned to the
+// size. A group has arrived for the issuing thread after tk_cp_async_wait.
+__device__ __forceinline__ unsigned tk_shared_address(const void* shared) {
+  return (unsigned)__cvta_generic_to_shared(shared);
+}
+__device__ __forceinline__ void tk_cp_async_16(void* shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(tk_shared_address(shared)), "l"(global) : "memory");
+}
+__device__ __forceinline__ void tk_cp_async_4(void* shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(tk_shared_address(shared)), "l"(global) : "memory");
+}
+__device__ __forceinline__ void tk_cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N>
+__device__ __forceinline__ void tk_cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
 // d += a b on 16 x 8 x 16 tiles, one warp; fragments as in PTX mma.m16n8k16.
 #define TK_MMA(name, type)                                                                                   \
   __device__ __forceinline__ void name(float(&d)[4], const unsigned(&a)[4], const unsigned(&b)[2]) {         \
@@ -59,9 +76,6 @@ TK_MMA(tk_mma_m16n8k16_float16, "f16")
 TK_MMA(tk_mma_m16n8k16_bfloat16, "bf16")
 #undef TK_MMA
 
-__device__ __forceinline__ unsigned tk_shared_address(const void* shared) {
-  return (unsigned)__cvta_generic_to_shared(shared);
-}
 __device__ __forceinline__ void tk_ldmatrix_x4(unsigned (&r)[4], const void* shared_row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -152,7 +166,7 @@ __device__ __forceinline__ TkBarrier tk_barrier_init(unsigned char* workspace, u
 }
 
 // False if the wait timed out: the whole block gets the same answer and must leave the kernel.
-__device__ __noinline__ bool tk_grid_barrier(TkBarrier& barrier, int stage) {
+__device__ __forceinline__ bool tk_grid_barrier(TkBarrier& barrier, int stage) {
   __syncthreads();
   if (gridDim.x == 1) return true;
   int late = 0;
@@ -161,6 +175,7 @@ __device__ __noinline__ bool tk_grid_barrier(TkBarrier& barrier, int stage) {
     barrier.phase ^= 0x80000000u;
     tk_red_release_gpu_add(barrier.counter, blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u);
     if (barrier.timeout_ns == 0) {
+#pragma unroll 1
       while ((tk_load_acquire_gpu(barrier.counter) & 0x80000000u) != barrier.phase) {
       }
     } else {
@@ -190,19 +205,18 @@ struct TkMax {
   static __device__ __forceinline__ float merge(float a, float b) { return tk_maximum(a, b); }
 };
 
-// Elements first, first + LANES, ... below end, in order; several loads in flight.
+// Elements first, first + LANES, ... below end, in order; four loads in flight.
 template <class Op, int LANES, class Load>
 __device__ __forceinline__ float tk_reduce_lane(tk_index first, tk_index end, Load load) {
   float total = Op::identity();
-  tk_index k = first;
-  for (; k + 7 * LANES < end; k += 8 * LANES) {
-    float values[8];
+#pragma unroll 1
+  for (tk_index k = first; k < end; k += 4 * LANES) {
+    float values[4];
 #pragma unroll
-    for (int u = 0; u < 8; ++u) values[u] = load(k + u * LANES);
+    for (int u = 0; u < 4; ++u) values[u] = k + u * LANES < end ? load(k + u * LANES) : Op::identity();
 #pragma unroll
-    for (int u = 0; u < 8; ++u) total = Op::merge(total, values[u]);
+    for (int u = 0; u < 4; ++u) total = Op::merge(total, values[u]);
   }
-  for (; k < end; k += LANES) total = Op::merge(total, load(k));
   return total;
 }
 
@@ -436,23 +450,27 @@ __device__ __forceinline__ void task_8_peak(const TkParams& p, int piece) {
 #define TRAINKERNEL_ENTRY trainkernel_step
 #endif
 
-extern "C" __global__ void __launch_bounds__(256) TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
+extern "C" __global__ void __launch_bounds__(256, 1) TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
   TkBarrier barrier = tk_barrier_init(p.workspace, p.barrier_timeout_ns);
   TK_DYNAMIC_SHARED(shared);
 
   // Stage 0: stats_1, mean_partials, columns_partials, few
+#pragma unroll 1
   for (int piece = blockIdx.x; piece < 3; piece += gridDim.x) {
     TK_TASK(0, 0);
     task_0_stats_1(p, piece, shared);
   }
+#pragma unroll 1
   for (int piece = tk_first_piece(3); piece < 15; piece += gridDim.x) {
     TK_TASK(0, 1);
     task_1_mean_partials(p, piece, shared);
   }
+#pragma unroll 1
   for (int piece = tk_first_piece(18); piece < 36; piece += gridDim.x) {
     TK_TASK(0, 2);
     task_2_columns_partials(p, piece, shared);
   }
+#pragma unroll 1
   for (int piece = tk_first_piece(54); piece < 5; piece += gridDim.x) {
     TK_TASK(0, 3);
     task_3_few(p, piece);
@@ -460,14 +478,17 @@ extern "C" __global__ void __launch_bounds__(256) TRAINKERNEL_ENTRY(const __grid
   if (!tk_grid_barrier(barrier, 1)) return;
 
   // Stage 1: weights, mean, columns
+#pragma unroll 1
   for (int piece = blockIdx.x; piece < 53; piece += gridDim.x) {
     TK_TASK(1, 4);
     task_4_weights(p, piece);
   }
+#pragma unroll 1
   for (int piece = tk_first_piece(53); piece < 1; piece += gridDim.x) {
     TK_TASK(1, 5);
     task_5_mean(p, piece);
   }
+#pragma unroll 1
   for (int piece = tk_first_piece(54); piece < 1; piece += gridDim.x) {
     TK_TASK(1, 6);
     task_6_columns(p, piece);
@@ -475,6 +496,7 @@ extern "C" __global__ void __launch_bounds__(256) TRAINKERNEL_ENTRY(const __grid
   if (!tk_grid_barrier(barrier, 2)) return;
 
   // Stage 2: peak_partials
+#pragma unroll 1
   for (int piece = blockIdx.x; piece < 15; piece += gridDim.x) {
     TK_TASK(2, 7);
     task_7_peak_partials(p, piece, shared);
@@ -482,6 +504,7 @@ extern "C" __global__ void __launch_bounds__(256) TRAINKERNEL_ENTRY(const __grid
   if (!tk_grid_barrier(barrier, 3)) return;
 
   // Stage 3: peak
+#pragma unroll 1
   for (int piece = blockIdx.x; piece < 1; piece += gridDim.x) {
     TK_TASK(3, 8);
     task_8_peak(p, piece);

@@ -41,6 +41,8 @@ def to_device(value: Any) -> Any:
 def to_host(tensor: Any) -> NDArray[Any]:
     """The NumPy array of a torch tensor."""
     torch = torch_module()
+    if not isinstance(tensor, torch.Tensor):
+        tensor = torch.from_dlpack(tensor)  # the runtime's own, of a program without inputs
     if tensor.dtype == torch.bfloat16:
         array: NDArray[Any] = tensor.contiguous().view(torch.int16).cpu().numpy().view(ml_dtypes.bfloat16)
         return array.reshape(tuple(tensor.shape))

@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from trainkernel.codegen.generated import GeneratedKernel, Region, ScalarSlot, Slot, TaskInfo
 from trainkernel.codegen.host_entry import HostEntryDescription, HostScalar, HostTensor, emit_host_entry
-from trainkernel.codegen.tasks import emit_task
+from trainkernel.codegen.tasks import emit_task, emit_uniform
 from trainkernel.codegen.text import comment
 from trainkernel.dtypes import DTYPES
 from trainkernel.ir import Item, Loop, Program, ScalarSpec, TensorSpec
@@ -19,7 +19,16 @@ from trainkernel.schedule import Schedule, Stage, Task
 ENTRY = "trainkernel_step"
 MAX_DIRECT_SLOTS = 480
 _INDEX_LIMIT = 2**31 - 2**16
-_TEMPLATES = ("ptx", "numbers", "barrier", "reduce", "product_vector", "product_operand", "product_tile", "product_tensor")
+_TEMPLATES = (
+    "ptx",
+    "numbers",
+    "barrier",
+    "reduce",
+    "product_vector",
+    "product_operand",
+    "product_tile",
+    "product_tensor",
+)
 _ALWAYS = frozenset(("ptx", "numbers", "barrier"))
 _INDENT = "  "
 
@@ -103,6 +112,8 @@ class _Body:
     templates: set[str] = field(default_factory=set)
     shared_bytes: int = 0
     num_stages: int = 0
+    uses_uniform: bool = False
+    shared_in_use: bool = False
 
     # Expressions behind storages -----------------------------------------------------------
 
@@ -110,7 +121,11 @@ class _Body:
         if storage.space == "arena":
             return f"p.workspace + {storage.index}"
         if not self.layout.uses_table:
-            prefix = f"in_{self.program.inputs[storage.index].buffer}" if storage.space == "input" else f"out_{storage.index}"
+            prefix = (
+                f"in_{self.program.inputs[storage.index].buffer}"
+                if storage.space == "input"
+                else f"out_{storage.index}"
+            )
             return f"p.{prefix}"
         position = next(
             place
@@ -129,7 +144,7 @@ class _Body:
             number = self.num_stages
             self.num_stages += 1
             if waits:
-                self.lines.append(f"{indent}if (!tk_grid_barrier(barrier, {number})) return;")
+                self.barrier(number, indent)
             self.lines.append("")
             self.lines.append(f"{indent}{comment(_stage_title(number, stage))}")
             offset = 0
@@ -140,6 +155,10 @@ class _Body:
                     self.task(task, number, offset, frame, indent)
                     offset += task.num_pieces
 
+    def barrier(self, stage: int, indent: str) -> None:
+        self.lines.append(f"{indent}if (!tk_grid_barrier(barrier, {stage})) return;")
+        self.shared_in_use = False
+
     def task(self, task: Task, stage: int, offset: int, frame: Frame, indent: str) -> None:
         task_id = len(self.tasks)
         function = emit_task(task, task_id, stage, frame, self.base, self.scalar)
@@ -148,13 +167,19 @@ class _Body:
         self.shared_bytes = max(self.shared_bytes, function.shared_bytes)
         names = tuple(str(operation) for operation in task.operations) or (str(task),)
         self.tasks.append(TaskInfo(stage, task.name, names))
+        self.uses_uniform |= function.uses_uniform
+        uniform = ", u" if function.uses_uniform else ""
         shared = ", shared" if function.shared_bytes else ""
         steps = "".join(f", step_{depth}" for depth in range(frame.depth))
         first = f"tk_first_piece({offset})" if offset else "blockIdx.x"
+        if self.shared_in_use and function.needs_free_shared:
+            self.lines.append(f"{indent}__syncthreads();  // shared is free: the task before may still read it")
+        self.shared_in_use |= function.shared_bytes > 0
         self.lines += [
+            "#pragma unroll 1",
             f"{indent}for (int piece = {first}; piece < {task.num_pieces}; piece += gridDim.x) {{",
             f"{indent}{_INDENT}TK_TASK({stage}, {task_id});",
-            f"{indent}{_INDENT}{function.name}(p, piece{shared}{steps});",
+            f"{indent}{_INDENT}{function.name}(p{uniform}, piece{shared}{steps});",
             f"{indent}}}",
         ]
 
@@ -167,12 +192,14 @@ class _Body:
         counter = f"count_{inner.depth - 1}"
         step = f"{length} - 1 - {counter}" if loop.reverse else counter
         self.lines += [
+            "#pragma unroll 1",
             f"{indent}for (int {counter} = 0; {counter} < {length}; ++{counter}) {{",
             f"{indent}{_INDENT}const int {inner.step_name} = {step};",
         ]
+        self.shared_in_use |= not inner.plan.back_edge  # an iteration may follow another directly
         self.schedule(inner, indent + _INDENT)
         if inner.plan.back_edge:
-            self.lines.append(f"{indent}{_INDENT}if (!tk_grid_barrier(barrier, {self.num_stages - 1})) return;")
+            self.barrier(self.num_stages - 1, indent + _INDENT)
         self.lines.append(f"{indent}}}")
 
 
@@ -187,7 +214,9 @@ def assemble(program: Program, schedule: Schedule, plan: MemoryPlan) -> Generate
     """Emit the source of a scheduled and planned program."""
     layout = layout_parameters(program, schedule.inplace_outputs)
     body = _Body(program, layout)
-    body.schedule(Frame.outermost(schedule, plan), _INDENT)
+    frame = Frame.outermost(schedule, plan)
+    body.schedule(frame, _INDENT)
+    uniform = emit_uniform(frame, body.base, body.scalar) if body.uses_uniform else []
     threads = schedule.options.threads
     max_work_blocks = max((stage.num_pieces for stage in _all_stages(schedule)), default=1)
     max_work_blocks = max(1, max_work_blocks)
@@ -216,6 +245,7 @@ def assemble(program: Program, schedule: Schedule, plan: MemoryPlan) -> Generate
             *_prelude(body.templates),
             *_params_struct(layout),
             "",
+            *uniform,
             "\n\n".join(body.functions),
             "",
             *_kernel_text(body, threads),
@@ -344,9 +374,11 @@ def _kernel_text(body: _Body, threads: int) -> list[str]:
         f"#define TRAINKERNEL_ENTRY {ENTRY}",
         "#endif",
         "",
-        f'extern "C" __global__ void __launch_bounds__({threads}) TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {{',
+        f'extern "C" __global__ void __launch_bounds__({threads}, 1) TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {{',
         "  TkBarrier barrier = tk_barrier_init(p.workspace, p.barrier_timeout_ns);",
     ]
+    if body.uses_uniform:
+        lines.append("  const TkUniform u = tk_uniform(p);")
     if body.shared_bytes:
         lines.append("  TK_DYNAMIC_SHARED(shared);")
     return lines + body.lines + ["}"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trainkernel.access import AccessWalker, ReductionSpace
 from trainkernel.codegen.text import comment
-from trainkernel.codegen.values import PointerText, TaskScope, ValueScope, rounded, store
+from trainkernel.codegen.values import PointerText, TaskScope, ValueScope, rounded, store, uniform_buffers
 from trainkernel.indexing import ZERO, Index, Variable, delinearize, linearize, variable
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.memory import Frame
@@ -21,12 +21,18 @@ _INDENT = "  "
 
 @dataclass(frozen=True)
 class TaskFunction:
-    """A task's function: its text, its name, what of the prelude it needs, its shared memory."""
+    """A task's function: its text, its name, what of the prelude it needs, its shared memory.
+
+    ``needs_free_shared``: it writes shared memory before any block barrier of its own, so what used
+    shared memory before it must have been read.
+    """
 
     name: str
     text: str
     templates: frozenset[str]
     shared_bytes: int
+    uses_uniform: bool
+    needs_free_shared: bool
 
 
 def emit_task(
@@ -43,11 +49,43 @@ def emit_task(
     name = f"task_{task_id}_{task.name}"
     steps = "".join(f", int step_{depth}" for depth in range(frame.depth))
     shared = ", unsigned char* shared" if emitter.shared_bytes else ""
-    lines = [comment(f"Task {task_id}, stage {stage}: {line}" if i == 0 else f"  {line}") for i, line in enumerate(_describe(task))]
-    lines.append(f"__device__ __forceinline__ void {name}(const TkParams& p, int piece{shared}{steps}) {{")
+    uses_uniform = any("u.v_" in line for line in emitter.scope.prologue() + body)
+    uniform = ", const TkUniform& u" if uses_uniform else ""
+    lines = [
+        comment(f"Task {task_id}, stage {stage}: {line}" if i == 0 else f"  {line}")
+        for i, line in enumerate(_describe(task))
+    ]
+    lines.append(f"__device__ __forceinline__ void {name}(const TkParams& p{uniform}, int piece{shared}{steps}) {{")
     lines += [_INDENT + line for line in emitter.scope.prologue() + body]
     lines.append("}")
-    return TaskFunction(name, "\n".join(lines), frozenset(emitter.templates), emitter.shared_bytes)
+    return TaskFunction(
+        name,
+        "\n".join(lines),
+        frozenset(emitter.templates),
+        emitter.shared_bytes,
+        uses_uniform,
+        emitter.needs_free_shared,
+    )
+
+
+def emit_uniform(frame: Frame, base: PointerText, scalar: PointerText) -> list[str]:
+    """The struct of values that are the same for the whole launch, and the function that computes it."""
+    names = uniform_buffers(frame)
+    scope = TaskScope(frame, base, scalar, hoist=False)
+    scope.uniform = ()
+    values = ValueScope(scope, {}, None)
+    results = [values.element(name, ZERO) for name in names]
+    fields = " ".join(f"float v_{name};" for name in names)
+    return [
+        "// Values that depend on scalars alone, the same for the whole launch.",
+        f"struct TkUniform {{ {fields} }};",
+        "",
+        "__device__ __forceinline__ TkUniform tk_uniform(const TkParams& p) {",
+        *(_INDENT + line for line in values.lines),
+        f"{_INDENT}return TkUniform{{{', '.join(results)}}};",
+        "}",
+        "",
+    ]
 
 
 def _describe(task: Task) -> list[str]:
@@ -63,6 +101,7 @@ class _TaskEmitter:
         self.scope = TaskScope(frame, base, scalar, hoist=task.num_elements > 1)
         self.templates: set[str] = {"reduce"}
         self.shared_bytes = 0
+        self.needs_free_shared = False
         self.threads = frame.schedule.options.threads
 
     # ------------------------------------------------------------------ members and stores
@@ -118,7 +157,10 @@ class _TaskEmitter:
         names = [f"o_{number}" for number in range(len(stores))]
         keep = [f"{name}[u] = {value};" for name, (_, value) in zip(names, stores, strict=True)]
         write = [text.format(f"{name}[u]") for name, (text, _) in zip(names, stores, strict=True)]
-        result = [f"const tk_index first = (tk_index){first};", f"float {', '.join(f'{name}[{unroll}]' for name in names)};"]
+        result = [
+            f"const tk_index first = (tk_index){first};",
+            f"float {', '.join(f'{name}[{unroll}]' for name in names)};",
+        ]
         for body in (lines + keep, write):
             inner = [f"const tk_index i = first + u * {self.threads};"]
             inner += _block(f"if (i < {total})", body) if guard else body
@@ -317,10 +359,13 @@ class _TaskEmitter:
         if operand_b is None:
             lines += self._load("load_b", b, (k, n), "tk_index n, tk_index k")
         skew = self._skew(plan)
-        sizes = f"{plan.tile_m}, {plan.tile_n}, {plan.tile_k}, {self.threads}, {skew}, {_flag(along_a)}, {_flag(along_b)}"
+        sizes = (
+            f"{plan.tile_m}, {plan.tile_n}, {plan.tile_k}, {self.threads}, {skew}, {_flag(along_a)}, {_flag(along_b)}"
+        )
         sizes = f"{_FORMATS[a.dtype]}, {sizes}" if tensor else sizes
         bounds = f"m0, n0, {plan.m}, {plan.n}, {begin}, {end}, {shared}"
-        lines.append(f"{name}<{sizes}>({bounds}, {operand_a or 'load_a'}, {operand_b or 'load_b'});")
+        operands = f"{operand_a or 'load_a'}, {operand_b or 'load_b'}"
+        lines.append(f"const float* sums = {name}<{sizes}>({bounds}, {operands});")
         element = linearize((variable("s", plan.split), m, n), (plan.m * plan.n, plan.n, 1))
         stride = plan.tile_n + (4 if tensor else skew)
         return lines + self._tile_store(plan, root, (m, n), element, stride)
@@ -337,9 +382,10 @@ class _TaskEmitter:
         reference = f"float (&results)[{len(stores)}]"
         lines = _lambda("compute", f"tk_index m, tk_index n, float sum, {reference}", body, None)
         lines += _lambda("write", f"tk_index m, tk_index n, const {reference}", writes, None)
-        batch = min(4, ceil_div(plan.tile_m * plan.tile_n, self.threads))
+        reads = any(f"b_{name}[" in line for line in body for name in self.task.reads)
+        batch = min(4, ceil_div(plan.tile_m * plan.tile_n, self.threads)) if reads else 1
         sizes = f"{plan.tile_m}, {plan.tile_n}, {self.threads}, {stride}, {batch}, {len(stores)}"
-        bounds = f"m0, n0, {plan.m}, {plan.n}, (const float*)shared"
+        bounds = f"m0, n0, {plan.m}, {plan.n}, sums"
         return [*lines, f"tk_tile_store<{sizes}>({bounds}, compute, write);"]
 
     def _skew(self, plan: ProductPlan) -> int:
@@ -347,7 +393,7 @@ class _TaskEmitter:
         return plan.skew_bytes // (2 if plan.path == "tensor" else 4)
 
     def _reserve_tiles(self, plan: ProductPlan, along_a: bool, along_b: bool) -> str:
-        """Reserve shared memory for two steps, or for the sums if they need more."""
+        """Reserve shared memory for two steps and the sums."""
         skew = self._skew(plan)
         if plan.path == "tensor":
             steps = 2 * 2 * (plan.tile_k + skew) * (plan.tile_m + plan.tile_n)
@@ -359,7 +405,8 @@ class _TaskEmitter:
                 floats += (row + skew) * count
             steps = 2 * 4 * floats
             sums = 4 * plan.tile_m * (plan.tile_n + skew)
-        self.shared_bytes = max(steps, sums)
+        self.shared_bytes = steps + sums
+        self.needs_free_shared = True
         return "(unsigned short*)shared" if plan.path == "tensor" else "(float*)shared"
 
     def _plain_matrix(self, operand: TensorSpec, plan: ProductPlan, along_k: bool) -> str | None:
@@ -434,5 +481,3 @@ def _lambda(name: str, arguments: str, body: list[str], result: str | None) -> l
         body = [*body, f"return {result};"]
     kind = "" if result is None else " -> float"
     return [f"auto {name} = [&]({arguments}){kind} {{", *(_INDENT + line for line in body), "};"]
-
-

@@ -19,6 +19,25 @@ from trainkernel.ops import OPS, float_literal, to_float32
 PointerText = Callable[[Storage], str]
 
 
+def uniform_buffers(frame: Frame) -> tuple[str, ...]:
+    """Inlined values that depend on scalars by value alone, in the outermost program, in order.
+
+    They are the same for the whole launch (an optimizer's bias corrections), so the kernel
+    computes them once at its start.
+    """
+    if frame.parent is not None:
+        return ()
+    known = {spec.buffer for spec in frame.schedule.program.scalar_inputs}
+    found = []
+    for item in frame.schedule.program.operations:
+        name = item.outputs[0].buffer
+        inlined = name in frame.schedule.inlined and item.outputs[0].num_elements == 1
+        if inlined and item.tensor_inputs and all(spec.buffer in known for spec in item.tensor_inputs):
+            known.add(name)
+            found.append(name)
+    return tuple(found)
+
+
 class TaskScope:
     """One task function: its pointers, and values that are the same for every element.
 
@@ -35,6 +54,7 @@ class TaskScope:
 
     def __init__(self, frame: Frame, base: PointerText, scalar: PointerText, hoist: bool) -> None:
         self.frame = frame
+        self.uniform = uniform_buffers(frame)
         self.inlined = frame.schedule.inlined
         self.hoist = hoist
         self.pointers: list[str] = []
@@ -111,6 +131,8 @@ class ValueScope:
         """The variable that holds one element of a buffer, rounded to the buffer's dtype."""
         if buffer in self._registers and index == self._element:
             return self._registers[buffer]
+        if buffer in self._task.uniform:
+            return f"u.v_{buffer}"
         if not index.terms and self._task.hoist and self is not self._task.constants:
             return self._task.constants.element(buffer, index)
         if (buffer, index) not in self._known:
@@ -163,7 +185,11 @@ class ValueScope:
             return total if alpha == 1 else f"__fmul_rn({float_literal(float(alpha))}, {total})"
         term = self.operand(bias[0], coordinates)
         if alpha == 1:
-            return f"__fadd_rn({total}, {term})" if beta == 1 else f"__fmaf_rn({float_literal(float(beta))}, {term}, {total})"
+            return (
+                f"__fadd_rn({total}, {term})"
+                if beta == 1
+                else f"__fmaf_rn({float_literal(float(beta))}, {term}, {total})"
+            )
         if beta == 1:
             return f"__fmaf_rn({float_literal(float(alpha))}, {total}, {term})"
         # Products of two float32 are exact in float64, so the sum is rounded once.

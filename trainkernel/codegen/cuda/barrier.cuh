@@ -33,6 +33,7 @@ __device__ __forceinline__ bool tk_grid_barrier(TkBarrier& barrier, int stage) {
     barrier.phase ^= 0x80000000u;
     tk_red_release_gpu_add(barrier.counter, blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u);
     if (barrier.timeout_ns == 0) {
+#pragma unroll 1
       while ((tk_load_acquire_gpu(barrier.counter) & 0x80000000u) != barrier.phase) {
       }
     } else {

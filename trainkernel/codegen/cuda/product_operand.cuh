@@ -28,7 +28,7 @@ __device__ __forceinline__ void tk_place(int run, int& o, int& k) {
 // The epilogue: every sum of the tile that lies inside the result, neighbours along n by neighbours.
 // All values of a batch are computed before any is written, so that their loads overlap.
 template <int TILE_M, int TILE_N, int THREADS, int STRIDE, int BATCH, int RESULTS, class Compute, class Write>
-__device__ __forceinline__ void tk_tile_store(tk_index m0, tk_index n0, tk_index m_end, tk_index n_end, const float* shared,
+__device__ __forceinline__ void tk_tile_store(tk_index m0, tk_index n0, tk_index m_end, tk_index n_end, const float* sums,
                                               Compute compute, Write write) {
 #pragma unroll 1
   for (int first = (int)threadIdx.x; first < TILE_M * TILE_N; first += BATCH * THREADS) {
@@ -37,7 +37,7 @@ __device__ __forceinline__ void tk_tile_store(tk_index m0, tk_index n0, tk_index
     for (int u = 0; u < BATCH; ++u) {
       int e = first + u * THREADS;
       tk_index m = m0 + e / TILE_N, n = n0 + e % TILE_N;
-      if (e < TILE_M * TILE_N && m < m_end && n < n_end) compute(m, n, shared[e / TILE_N * STRIDE + e % TILE_N], results[u]);
+      if (e < TILE_M * TILE_N && m < m_end && n < n_end) compute(m, n, sums[e / TILE_N * STRIDE + e % TILE_N], results[u]);
     }
 #pragma unroll
     for (int u = 0; u < BATCH; ++u) {

@@ -9,7 +9,7 @@ __device__ __forceinline__ void tk_vector_product_lanes(tk_index first, tk_index
   tk_index o = first + threadIdx.x % 32;
   float sum = 0.0f;
   if (o < outputs) {
-#pragma unroll 8
+#pragma unroll 4
     for (tk_index k = threadIdx.x / 32; k < depth; k += WARPS) sum = __fmaf_rn(load_vector(k), load_matrix(o, k), sum);
   }
   __syncthreads();  // shared is free: the piece before may still read it
@@ -27,6 +27,7 @@ __device__ __forceinline__ void tk_vector_product_lanes(tk_index first, tk_index
 template <int THREADS, class LoadVector, class LoadMatrix, class Store>
 __device__ __forceinline__ void tk_vector_product_warps(tk_index first, tk_index outputs, tk_index depth,
                                                         LoadVector load_vector, LoadMatrix load_matrix, Store store) {
+#pragma unroll 1
   for (tk_index o = first + threadIdx.x / 32; o < tk_min(first + 32, outputs); o += THREADS / 32) {
     float sum = 0.0f;
 #pragma unroll 4
@@ -40,7 +41,7 @@ __device__ __forceinline__ void tk_vector_product_warps(tk_index first, tk_index
 template <class LoadA, class LoadB>
 __device__ __forceinline__ float tk_thin_product(tk_index begin, tk_index end, LoadA load_a, LoadB load_b) {
   float sum = 0.0f;
-#pragma unroll 8
+#pragma unroll 4
   for (tk_index k = begin; k < end; ++k) sum = __fmaf_rn(load_a(k), load_b(k), sum);
   return sum;
 }

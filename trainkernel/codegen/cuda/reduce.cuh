@@ -17,6 +17,7 @@ struct TkMax {
 template <class Op, int LANES, class Load>
 __device__ __forceinline__ float tk_reduce_lane(tk_index first, tk_index end, Load load) {
   float total = Op::identity();
+#pragma unroll 1
   for (tk_index k = first; k < end; k += 4 * LANES) {
     float values[4];
 #pragma unroll
