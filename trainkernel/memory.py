@@ -70,9 +70,8 @@ class MemoryPlan:
     def __str__(self) -> str:
         lines = [f"workspace {self.end_bytes} bytes, {self.grid_barriers} grid barriers"]
         for name, entry in sorted(self.all_entries(), key=lambda pair: (pair[1].offset_bytes, pair[0])):
-            lines.append(
-                f"  {entry.offset_bytes:>10} +{entry.size_bytes:<10} {name} (stages {entry.first_stage}-{entry.last_stage})"
-            )
+            stages = f"stages {entry.first_stage}-{entry.last_stage}"
+            lines.append(f"  {entry.offset_bytes:>10} +{entry.size_bytes:<10} {name} ({stages})")
         return "\n".join(lines)
 
 

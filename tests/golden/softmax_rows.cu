@@ -450,7 +450,8 @@ __device__ __forceinline__ void task_8_peak(const TkParams& p, int piece) {
 #define TRAINKERNEL_ENTRY trainkernel_step
 #endif
 
-extern "C" __global__ void __launch_bounds__(256, 1) TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
+extern "C" __global__ void __launch_bounds__(256, 1)
+TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
   TkBarrier barrier = tk_barrier_init(p.workspace, p.barrier_timeout_ns);
   TK_DYNAMIC_SHARED(shared);
 

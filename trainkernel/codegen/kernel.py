@@ -374,7 +374,8 @@ def _kernel_text(body: _Body, threads: int) -> list[str]:
         f"#define TRAINKERNEL_ENTRY {ENTRY}",
         "#endif",
         "",
-        f'extern "C" __global__ void __launch_bounds__({threads}, 1) TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {{',
+        f'extern "C" __global__ void __launch_bounds__({threads}, 1)',
+        "TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {",
         "  TkBarrier barrier = tk_barrier_init(p.workspace, p.barrier_timeout_ns);",
     ]
     if body.uses_uniform:

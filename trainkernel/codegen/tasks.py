@@ -333,11 +333,12 @@ class _TaskEmitter:
         lines += _lambda("store", "tk_index o, float sum", self._finish(root, coordinates, o), None)
         depth = self._depth(plan, root)
         if self._along(*matrix, "k", "o"):
-            call = f"tk_vector_product_warps<{self.threads}>(piece * 32, {outputs}, {depth}, load_vector, load_matrix, store);"
+            head, shared = f"tk_vector_product_warps<{self.threads}>", ""
         else:
             self.shared_bytes = self.threads * 4
-            call = f"tk_vector_product_lanes<{self.threads}>(piece * 32, {outputs}, {depth}, (float*)shared, load_vector, load_matrix, store);"
-        return lines + [call]
+            head, shared = f"tk_vector_product_lanes<{self.threads}>", "(float*)shared, "
+        operands = "load_vector, load_matrix, store"
+        return [*lines, f"{head}(piece * 32, {outputs}, {depth}, {shared}{operands});"]
 
     def _tiles(self, plan: ProductPlan, root: Operation) -> list[str]:
         tensor = plan.path == "tensor"
