@@ -137,7 +137,7 @@ class GpuTrainer:
         # On the stream of the launches, so that a copy waits for the step before it.
         data = np.ascontiguousarray(value)
         with driver.using_device(self._device_index) as cuda:
-            copied = cuda.cuMemcpyHtoDAsync(self._arrays[name].pointer, data, data.nbytes, LEGACY_STREAM)
+            copied = cuda.cuMemcpyHtoDAsync(self._arrays[name].pointer, data.ctypes.data, data.nbytes, LEGACY_STREAM)
             driver.check(copied, "cuMemcpyHtoDAsync")
             driver.check(cuda.cuStreamSynchronize(LEGACY_STREAM), "cuStreamSynchronize")
 
@@ -145,7 +145,8 @@ class GpuTrainer:
         array = self._arrays[name]
         value = np.empty(array.shape, DTYPES[array.dtype].numpy)
         with driver.using_device(self._device_index) as cuda:
-            copied = cuda.cuMemcpyDtoHAsync(value, array.pointer, value.nbytes, LEGACY_STREAM)
+            # The address, not the array: the bindings crash on the buffer of a 0-d array.
+            copied = cuda.cuMemcpyDtoHAsync(value.ctypes.data, array.pointer, value.nbytes, LEGACY_STREAM)
             driver.check(copied, "cuMemcpyDtoHAsync")
             driver.check(cuda.cuStreamSynchronize(LEGACY_STREAM), "cuStreamSynchronize")
         return value

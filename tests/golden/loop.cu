@@ -332,10 +332,9 @@ __device__ __forceinline__ void tk_tile_store(tk_index m0, tk_index n0, tk_index
 //
 // One block computes TILE_M x TILE_N outputs in steps of TILE_K. While one step is multiplied, the
 // next is on its way into the other of two shared-memory buffers: plain operands by cp.async, fused
-// ones through registers. A thread owns MICRO_M x MICRO_N sums, which lie in shared memory between
-// steps: so multiplying and filling are functions that all products of a tile shape share, and the
-// epilogue finds the sums where its stores can run along n. The order of the sum is that of k alone,
-// so tile sizes and thread counts do not change a bit.
+// ones through registers. A thread owns MICRO_M x MICRO_N sums. The order of the sum is that of k
+// alone, so tile sizes and thread counts do not change a bit. The finished sums go through shared
+// memory to the epilogue, whose stores are then coalesced along n.
 
 template <int TILE_M, int TILE_N, int TILE_K, int THREADS, int SKEW, bool A_ALONG_K, bool B_ALONG_K>
 struct TkTile {
@@ -355,42 +354,30 @@ struct TkTile {
   static_assert(WORKERS <= THREADS, "a thread per micro tile");
 };
 
-// A step of a plain operand whose rows are not whole or not aligned runs of four: element by element.
-// One function for all tiles; outer and tile_k are powers of two, given by their logarithms.
-__device__ __noinline__ void tk_tile_fill_slow(float* shared, int outer_log2, int tile_k_log2, int stride, bool along_k,
-                                               int threads, tk_index o0, tk_index o_end, tk_index k0, tk_index k_end,
-                                               TkMatrix<float> matrix) {
-#pragma unroll 1
-  for (int e = (int)threadIdx.x; e < 1 << (outer_log2 + tile_k_log2); e += threads) {
-    int o = along_k ? e >> tile_k_log2 : e & ((1 << outer_log2) - 1);
-    int k = along_k ? e & ((1 << tile_k_log2) - 1) : e >> outer_log2;
-    float* to = shared + (along_k ? o * stride + k : k * stride + o);
-    if (o0 + o < o_end && k0 + k < k_end)
-      tk_cp_async_4(to, matrix.base + (o0 + o) * matrix.outer_stride + (k0 + k) * matrix.depth_stride);
-    else
-      *to = 0.0f;
-  }
-}
-
-__device__ constexpr int tk_log2(int power_of_two) { return power_of_two == 1 ? 0 : 1 + tk_log2(power_of_two / 2); }
-
-// Start one step of a plain operand; it has arrived after tk_cp_async_wait and a block barrier.
+// Start one step of a plain operand, in runs of four where every run is whole and aligned, else element
+// by element; it has arrived after tk_cp_async_wait and a block barrier.
 template <int OUTER, int TILE_K, int THREADS, int STRIDE, bool ALONG_K>
-__device__ __noinline__ void tk_tile_fill(float* shared, tk_index o0, tk_index o_end, tk_index k0, tk_index k_end,
-                                          TkMatrix<float> matrix) {
-  if (!matrix.vector) {
-    tk_tile_fill_slow(shared, tk_log2(OUTER), tk_log2(TILE_K), STRIDE, ALONG_K, THREADS, o0, o_end, k0, k_end, matrix);
-    return;
-  }
+__device__ __forceinline__ void tk_tile_fill(float* shared, tk_index o0, tk_index o_end, tk_index k0, tk_index k_end,
+                                             const TkMatrix<float>& matrix) {
+  const int group = matrix.vector ? 4 : 1;
 #pragma unroll 1
-  for (int run = (int)threadIdx.x; run < OUTER * TILE_K / 4; run += THREADS) {
+  for (int e = (int)threadIdx.x * group; e < OUTER * TILE_K; e += THREADS * group) {
     int o, k;
-    tk_place<OUTER, TILE_K, ALONG_K, 4>(run, o, k);
+    tk_place<OUTER, TILE_K, ALONG_K, 1>(e, o, k);
     float* to = shared + (ALONG_K ? o * STRIDE + k : k * STRIDE + o);
-    if (o0 + o < o_end && k0 + k < k_end)
-      tk_cp_async_16(to, matrix.base + (o0 + o) * matrix.outer_stride + (k0 + k) * matrix.depth_stride);
-    else
-      *(float4*)to = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    const float* from = matrix.base + (o0 + o) * matrix.outer_stride + (k0 + k) * matrix.depth_stride;
+    const bool inside = o0 + o < o_end && k0 + k < k_end;
+    if (matrix.vector) {
+      if (inside)
+        tk_cp_async_16(to, from);
+      else
+        *(float4*)to = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    } else {
+      if (inside)
+        tk_cp_async_4(to, from);
+      else
+        *to = 0.0f;
+    }
   }
 }
 
@@ -449,79 +436,65 @@ __device__ __forceinline__ void tk_tile_read(float (&values)[4][COUNT], const fl
   }
 }
 
-// Add one step of `depth` elements of k to the sums, or start them.
-template <int TILE_M, int TILE_N, int TILE_K, int THREADS, int SKEW, bool A_ALONG_K, bool B_ALONG_K>
-__device__ __noinline__ void tk_tile_multiply(const float* step, float* sums, int depth, bool start) {
-  using Tile = TkTile<TILE_M, TILE_N, TILE_K, THREADS, SKEW, A_ALONG_K, B_ALONG_K>;
-  const int thread_m = (int)threadIdx.x / Tile::THREADS_N, thread_n = (int)threadIdx.x % Tile::THREADS_N;
-  if (Tile::WORKERS < THREADS && (int)threadIdx.x >= Tile::WORKERS) return;
-  float own[Tile::MICRO_M][Tile::MICRO_N];
-  auto place = [&](int i, int j) -> float& {
-    int m = A_ALONG_K ? thread_m + i * Tile::THREADS_M : thread_m * Tile::MICRO_M + i;
-    int n = B_ALONG_K ? thread_n + j * Tile::THREADS_N : thread_n * Tile::MICRO_N + j;
-    return sums[m * Tile::STRIDE_SUMS + n];
-  };
-#pragma unroll
-  for (int i = 0; i < Tile::MICRO_M; ++i)
-#pragma unroll
-    for (int j = 0; j < Tile::MICRO_N; ++j) own[i][j] = start ? 0.0f : place(i, j);
-#pragma unroll 2
-  for (int k = 0; k < depth; k += 4) {
-    float rows[4][Tile::MICRO_M], columns[4][Tile::MICRO_N];
-    tk_tile_read<Tile::MICRO_M, Tile::THREADS_M, Tile::STRIDE_A, A_ALONG_K>(rows, step, thread_m, k);
-    tk_tile_read<Tile::MICRO_N, Tile::THREADS_N, Tile::STRIDE_B, B_ALONG_K>(columns, step + Tile::FLOATS_A, thread_n, k);
-#pragma unroll
-    for (int u = 0; u < 4; ++u)
-#pragma unroll
-      for (int i = 0; i < Tile::MICRO_M; ++i)
-#pragma unroll
-        for (int j = 0; j < Tile::MICRO_N; ++j) own[i][j] = __fmaf_rn(rows[u][i], columns[u][j], own[i][j]);
-  }
-#pragma unroll
-  for (int i = 0; i < Tile::MICRO_M; ++i)
-#pragma unroll
-    for (int j = 0; j < Tile::MICRO_N; ++j) place(i, j) = own[i][j];
-}
-
 // Operands are TkMatrix<float> or functions: a(m, k), b(n, k). Returns where the sums are: m, n at
 // m * STRIDE_SUMS + n.
 template <int TILE_M, int TILE_N, int TILE_K, int THREADS, int SKEW, bool A_ALONG_K, bool B_ALONG_K, class A, class B>
 __device__ __forceinline__ const float* tk_tile_sums(tk_index m0, tk_index n0, tk_index m_end, tk_index n_end, tk_index k_begin,
                                                      tk_index k_end, float* shared, const A& a, const B& b) {
   using Tile = TkTile<TILE_M, TILE_N, TILE_K, THREADS, SKEW, A_ALONG_K, B_ALONG_K>;
-  float* sums = shared + 2 * (Tile::FLOATS_A + Tile::FLOATS_B);
+  const int thread_m = (int)threadIdx.x / Tile::THREADS_N, thread_n = (int)threadIdx.x % Tile::THREADS_N;
+  const bool works = Tile::WORKERS == THREADS || (int)threadIdx.x < Tile::WORKERS;
+  float sums[Tile::MICRO_M][Tile::MICRO_N] = {};
+
+  auto fill = [&](tk_index k0, float* step) {
+    tk_tile_fill<TILE_M, TILE_K, THREADS, Tile::STRIDE_A, A_ALONG_K>(step, m0, m_end, k0, k_end, a);
+    tk_tile_fill<TILE_N, TILE_K, THREADS, Tile::STRIDE_B, B_ALONG_K>(step + Tile::FLOATS_A, n0, n_end, k0, k_end, b);
+  };
+
   // The piece before may still read its sums, which nobody writes before the first barrier here.
+  float* finished = shared + 2 * (Tile::FLOATS_A + Tile::FLOATS_B);
   // Step k0: start it, then multiply the step before it, which lies in the other buffer.
   float *started = shared, *arrived = shared + Tile::FLOATS_A + Tile::FLOATS_B;
 #pragma unroll 1
   for (tk_index k0 = k_begin; k0 < k_end + TILE_K; k0 += TILE_K) {
-    if (k0 < k_end) {
-      tk_tile_fill<TILE_M, TILE_K, THREADS, Tile::STRIDE_A, A_ALONG_K>(started, m0, m_end, k0, k_end, a);
-      tk_tile_fill<TILE_N, TILE_K, THREADS, Tile::STRIDE_B, B_ALONG_K>(started + Tile::FLOATS_A, n0, n_end, k0, k_end, b);
-    }
+    if (k0 < k_end) fill(k0, started);
     tk_cp_async_commit();
     if (k0 > k_begin) {
       tk_cp_async_wait<1>();
       __syncthreads();  // the step before has arrived, for every thread
-      const int depth = (int)tk_min(k_end - (k0 - TILE_K), (tk_index)TILE_K);
-      tk_tile_multiply<TILE_M, TILE_N, TILE_K, THREADS, SKEW, A_ALONG_K, B_ALONG_K>(arrived, sums, depth,
-                                                                                    k0 == k_begin + TILE_K);
-      __syncthreads();  // the step before has been read, and the sums are complete
+      if (works) {
+        const int depth = (int)tk_min(k_end - (k0 - TILE_K), (tk_index)TILE_K);
+#pragma unroll 2
+        for (int k = 0; k < depth; k += 4) {
+          float rows[4][Tile::MICRO_M], columns[4][Tile::MICRO_N];
+          tk_tile_read<Tile::MICRO_M, Tile::THREADS_M, Tile::STRIDE_A, A_ALONG_K>(rows, arrived, thread_m, k);
+          tk_tile_read<Tile::MICRO_N, Tile::THREADS_N, Tile::STRIDE_B, B_ALONG_K>(columns, arrived + Tile::FLOATS_A, thread_n, k);
+#pragma unroll
+          for (int u = 0; u < 4; ++u)
+#pragma unroll
+            for (int i = 0; i < Tile::MICRO_M; ++i)
+#pragma unroll
+              for (int j = 0; j < Tile::MICRO_N; ++j) sums[i][j] = __fmaf_rn(rows[u][i], columns[u][j], sums[i][j]);
+        }
+      }
+      __syncthreads();  // the step before has been read
     }
     float* swap = started;
     started = arrived;
     arrived = swap;
   }
-  return sums;
-}
-
-// The same for two plain operands, out of line.
-template <int TILE_M, int TILE_N, int TILE_K, int THREADS, int SKEW, bool A_ALONG_K, bool B_ALONG_K>
-__device__ __noinline__ const float* tk_tile_sums_plain(tk_index m0, tk_index n0, tk_index m_end, tk_index n_end,
-                                                        tk_index k_begin, tk_index k_end, float* shared, TkMatrix<float> a,
-                                                        TkMatrix<float> b) {
-  return tk_tile_sums<TILE_M, TILE_N, TILE_K, THREADS, SKEW, A_ALONG_K, B_ALONG_K>(m0, n0, m_end, n_end, k_begin, k_end, shared,
-                                                                                  a, b);
+  if (works) {
+#pragma unroll
+    for (int i = 0; i < Tile::MICRO_M; ++i)
+#pragma unroll
+      for (int j = 0; j < Tile::MICRO_N; ++j) {
+        int m = A_ALONG_K ? thread_m + i * Tile::THREADS_M : thread_m * Tile::MICRO_M + i;
+        int n = B_ALONG_K ? thread_n + j * Tile::THREADS_N : thread_n * Tile::MICRO_N + j;
+        finished[m * Tile::STRIDE_SUMS + n] = sums[i][j];
+      }
+  }
+  __syncthreads();  // the sums are complete
+  return finished;
 }
 
 struct TkParams {
@@ -567,7 +540,7 @@ __device__ __forceinline__ void task_2_after(const TkParams& p, int piece, unsig
   float* w_after = (float*)(p.workspace + 256);
   const tk_index m0 = (tk_index)(piece) / 2 * 16;
   const tk_index n0 = (tk_index)(piece) % 2 * 32;
-  const float* sums = tk_tile_sums_plain<16, 32, 16, 256, 4, true, false>(m0, n0, 9, 40, 0, 40, (float*)shared, tk_matrix(b_carry, 40, 1, true), tk_matrix(b_w, 1, 40, true));
+  const float* sums = tk_tile_sums<16, 32, 16, 256, 4, true, false>(m0, n0, 9, 40, 0, 40, (float*)shared, tk_matrix(b_carry, 40, 1, true), tk_matrix(b_w, 1, 40, true));
   auto compute = [&](tk_index m, tk_index n, float sum, float (&results)[1]) {
     const float v_product = sum;
     const float v_row = b_row[m * 40 + n];

@@ -353,8 +353,6 @@ class _TaskEmitter:
         operand_a, operand_b = self._plain_matrix(a.T, plan, along_a), self._plain_matrix(b, plan, along_b)
         shared = self._reserve_tiles(plan, along_a, along_b)
         name = "tk_tensor_sums" if tensor else "tk_tile_sums"
-        if operand_a and operand_b:
-            name += "_plain"
         if operand_a is None:
             lines += self._load("load_a", a, (m, k), "tk_index m, tk_index k")
         if operand_b is None:

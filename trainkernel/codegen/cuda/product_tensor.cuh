@@ -3,8 +3,8 @@
 // One block computes TILE_M x TILE_N outputs by mma.m16n8k16. Both operands lie in shared memory
 // with the depth innermost, a[m][k] and b[n][k], each row padded by SKEW elements so that ldmatrix
 // meets no bank conflict; what is not of the format yet is rounded to it on the way. Two buffers, and
-// sums that lie in shared memory between steps, as in the float32 tile. A warp owns neighbouring
-// 16 x 8 units. Depth beyond the end is zero.
+// sums that go through shared memory to the epilogue, as in the float32 tile. A warp owns
+// neighbouring 16 x 8 units. Depth beyond the end is zero.
 
 struct TkFloat16Format {
   static __device__ __forceinline__ unsigned bits(float value) { return tk_float_to_float16_bits(value); }
@@ -52,8 +52,8 @@ __device__ __forceinline__ void tk_load_four(float (&values)[4], const T* from) 
 
 // One step of a plain operand: runs of four neighbours, four runs of a thread under way at a time.
 template <class Format, int OUTER, int TILE_K, int THREADS, int STRIDE, bool ALONG_K, class T>
-__device__ __noinline__ void tk_tensor_fill(unsigned short* shared, tk_index o0, tk_index o_end, tk_index k0,
-                                            tk_index k_end, TkMatrix<T> matrix) {
+__device__ __forceinline__ void tk_tensor_fill(unsigned short* shared, tk_index o0, tk_index o_end, tk_index k0,
+                                               tk_index k_end, const TkMatrix<T>& matrix) {
   constexpr int RUNS = OUTER * TILE_K / 4, BATCH = RUNS >= 4 * THREADS ? 4 : RUNS >= 2 * THREADS ? 2 : 1;
 #pragma unroll 1
   for (int first = (int)threadIdx.x; first < RUNS; first += BATCH * THREADS) {
@@ -119,45 +119,6 @@ __device__ __forceinline__ void tk_tensor_fill(unsigned short* shared, tk_index 
   }
 }
 
-// Add one step of `depth` elements of k to the sums, or start them.
-template <class Format, int TILE_M, int TILE_N, int TILE_K, int THREADS, int SKEW>
-__device__ __noinline__ void tk_tensor_multiply(const unsigned short* step, float* sums, int depth, bool start) {
-  using Tile = TkTensorTile<TILE_M, TILE_N, TILE_K, THREADS, SKEW>;
-  const int lane = (int)threadIdx.x % 32, first_unit = (int)threadIdx.x / 32 * Tile::UNITS_PER_WARP;
-  if (first_unit >= Tile::UNITS) return;
-  const unsigned short* step_b = step + TILE_M * Tile::STRIDE;
-  float own[Tile::UNITS_PER_WARP][4];
-  auto place = [&](int u) {
-    int m = (first_unit + u) / Tile::UNITS_N * 16 + lane / 4, n = (first_unit + u) % Tile::UNITS_N * 8 + lane % 4 * 2;
-    return (float2*)(sums + m * Tile::STRIDE_SUMS + n);
-  };
-#pragma unroll
-  for (int u = 0; u < Tile::UNITS_PER_WARP; ++u) {
-    float2 zero = make_float2(0.0f, 0.0f);
-    float2 low = start ? zero : place(u)[0], high = start ? zero : place(u)[4 * Tile::STRIDE_SUMS];
-    own[u][0] = low.x;
-    own[u][1] = low.y;
-    own[u][2] = high.x;
-    own[u][3] = high.y;
-  }
-#pragma unroll 1
-  for (int k = 0; k < depth; k += 16) {
-#pragma unroll
-    for (int u = 0; u < Tile::UNITS_PER_WARP; ++u) {
-      int unit_m = (first_unit + u) / Tile::UNITS_N, unit_n = (first_unit + u) % Tile::UNITS_N;
-      unsigned rows[4], columns[2];
-      tk_ldmatrix_x4(rows, step + (unit_m * 16 + lane % 16) * Tile::STRIDE + k + lane / 16 * 8);
-      tk_ldmatrix_x2(columns, step_b + (unit_n * 8 + lane % 8) * Tile::STRIDE + k + lane / 8 % 2 * 8);
-      Format::mma(own[u], rows, columns);
-    }
-  }
-#pragma unroll
-  for (int u = 0; u < Tile::UNITS_PER_WARP; ++u) {
-    place(u)[0] = make_float2(own[u][0], own[u][1]);
-    place(u)[4 * Tile::STRIDE_SUMS] = make_float2(own[u][2], own[u][3]);
-  }
-}
-
 // Operands are TkMatrix or functions: a(m, k), b(n, k). Returns where the sums are: m, n at
 // m * STRIDE_SUMS + n.
 template <class Format, int TILE_M, int TILE_N, int TILE_K, int THREADS, int SKEW, bool A_ALONG_K, bool B_ALONG_K, class A,
@@ -166,8 +127,12 @@ __device__ __forceinline__ const float* tk_tensor_sums(tk_index m0, tk_index n0,
                                                        tk_index k_begin, tk_index k_end, unsigned short* shared, const A& a,
                                                        const B& b) {
   using Tile = TkTensorTile<TILE_M, TILE_N, TILE_K, THREADS, SKEW>;
-  float* sums = (float*)(shared + 2 * Tile::STEP_ELEMENTS);
+  const int lane = (int)threadIdx.x % 32, first_unit = (int)threadIdx.x / 32 * Tile::UNITS_PER_WARP;
+  const bool works = first_unit < Tile::UNITS;
+  float sums[Tile::UNITS_PER_WARP][4] = {};
+
   // The piece before may still read its sums, which nobody writes before the first barrier here.
+  float* finished = (float*)(shared + 2 * Tile::STEP_ELEMENTS);
   // Step k0: place it, then multiply the step before it, which lies in the other buffer.
   unsigned short *placed = shared, *ready = shared + Tile::STEP_ELEMENTS;
 #pragma unroll 1
@@ -177,24 +142,35 @@ __device__ __forceinline__ const float* tk_tensor_sums(tk_index m0, tk_index n0,
       tk_tensor_fill<Format, TILE_N, TILE_K, THREADS, Tile::STRIDE, B_ALONG_K>(placed + TILE_M * Tile::STRIDE, n0, n_end, k0,
                                                                                k_end, b);
     }
-    if (k0 > k_begin) {
+    if (k0 > k_begin && works) {
+      const unsigned short* step_b = ready + TILE_M * Tile::STRIDE;
       const int depth = (int)tk_min(k_end - (k0 - TILE_K), (tk_index)TILE_K);
-      tk_tensor_multiply<Format, TILE_M, TILE_N, TILE_K, THREADS, SKEW>(ready, sums, depth, k0 == k_begin + TILE_K);
+#pragma unroll 1
+      for (int k = 0; k < depth; k += 16) {
+#pragma unroll
+        for (int u = 0; u < Tile::UNITS_PER_WARP; ++u) {
+          int unit_m = (first_unit + u) / Tile::UNITS_N, unit_n = (first_unit + u) % Tile::UNITS_N;
+          unsigned rows[4], columns[2];
+          tk_ldmatrix_x4(rows, ready + (unit_m * 16 + lane % 16) * Tile::STRIDE + k + lane / 16 * 8);
+          tk_ldmatrix_x2(columns, step_b + (unit_n * 8 + lane % 8) * Tile::STRIDE + k + lane / 8 % 2 * 8);
+          Format::mma(sums[u], rows, columns);
+        }
+      }
     }
-    __syncthreads();  // the step is complete, the one before it has been read, and so are the sums
+    __syncthreads();  // the step is complete, and the one before it has been read
     unsigned short* swap = placed;
     placed = ready;
     ready = swap;
   }
-  return sums;
-}
-
-// The same for two plain operands, out of line.
-template <class Format, int TILE_M, int TILE_N, int TILE_K, int THREADS, int SKEW, bool A_ALONG_K, bool B_ALONG_K, class A,
-          class B>
-__device__ __noinline__ const float* tk_tensor_sums_plain(tk_index m0, tk_index n0, tk_index m_end, tk_index n_end,
-                                                          tk_index k_begin, tk_index k_end, unsigned short* shared,
-                                                          TkMatrix<A> a, TkMatrix<B> b) {
-  return tk_tensor_sums<Format, TILE_M, TILE_N, TILE_K, THREADS, SKEW, A_ALONG_K, B_ALONG_K>(m0, n0, m_end, n_end, k_begin,
-                                                                                            k_end, shared, a, b);
+  if (works) {
+#pragma unroll
+    for (int u = 0; u < Tile::UNITS_PER_WARP; ++u) {
+      int m = (first_unit + u) / Tile::UNITS_N * 16 + lane / 4, n = (first_unit + u) % Tile::UNITS_N * 8 + lane % 4 * 2;
+      float* low = finished + m * Tile::STRIDE_SUMS + n;
+      *(float2*)low = make_float2(sums[u][0], sums[u][1]);
+      *(float2*)(low + 8 * Tile::STRIDE_SUMS) = make_float2(sums[u][2], sums[u][3]);
+    }
+  }
+  __syncthreads();  // the sums are complete
+  return finished;
 }
