@@ -477,7 +477,7 @@ __device__ __forceinline__ const float* tk_tile_sums(tk_index m0, tk_index n0, t
               for (int j = 0; j < Tile::MICRO_N; ++j) sums[i][j] = __fmaf_rn(rows[u][i], columns[u][j], sums[i][j]);
         }
       }
-      __syncthreads();  // the step before has been read
+      if (k0 + TILE_K < k_end) __syncthreads();  // the step before has been read: the next fill takes its buffer
     }
     float* swap = started;
     started = arrived;

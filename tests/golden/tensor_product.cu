@@ -535,7 +535,7 @@ __device__ __forceinline__ const float* tk_tensor_sums(tk_index m0, tk_index n0,
         }
       }
     }
-    __syncthreads();  // the step is complete, and the one before it has been read
+    if (k0 < k_end) __syncthreads();  // the step is complete, and the one before it has been read
     unsigned short* swap = placed;
     placed = ready;
     ready = swap;
