@@ -37,7 +37,7 @@ class Site:
     end: int
 
     def removed(self, source: str) -> str:
-        return source[: self.start] + "/* removed */" + source[self.end :]
+        return source[: self.start] + "(void)0; /* removed */" + source[self.end :]
 
 
 def sites(source: str) -> Iterator[Site]:
