@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from trainkernel import reference
 from trainkernel.dtypes import DTYPES
 from trainkernel.ir import Loop, Operation, Program, ScalarSpec, TensorSpec
-from trainkernel.ops import OPS, Op, reduced_dims, to_float32
+from trainkernel.ops import OPS, Op, domains, reduced_dims, to_float32
 
 Array = NDArray[np.float64]
 
@@ -64,7 +64,7 @@ def _view(buffer: Bounded, spec: TensorSpec) -> Bounded:
 
 
 def _round(value: Array, dtype: str) -> Array:
-    return reference._round(value, dtype, value.shape).astype(np.float64)
+    return domains.convert(value, "float32", dtype).astype(np.float64)
 
 
 def _rounded(center: Array, error: Array, dtype: str, shape: tuple[int, ...]) -> Bounded:

@@ -16,6 +16,7 @@ from trainkernel import reference
 from trainkernel.builder import ProgramBuilder
 from trainkernel.errors import ArgumentError, ProgramError
 from trainkernel.ir import Program, TensorSpec
+from trainkernel.ops import domains
 
 NAN, INF = math.nan, math.inf
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -244,11 +245,11 @@ def test_ties_round_to_even_and_neighbours_do_not(dtype: str) -> None:
     bits = np.arange(len(even), dtype=np.uint16)
     for sign in (1.0, -1.0):
         flip = np.uint16(0 if sign > 0 else 0x8000)
-        rounded = reference.round_once(sign * midpoints, numpy_dtype).view(np.uint16)
+        rounded = domains.round_once(sign * midpoints, numpy_dtype).view(np.uint16)
         assert np.array_equal(rounded, even.view(np.uint16) | flip)
         # Values so near to a tie that a step through float32 would land on it.
-        above = reference.round_once(sign * np.nextafter(midpoints, np.inf), numpy_dtype).view(np.uint16)
-        below = reference.round_once(sign * np.nextafter(midpoints, -np.inf), numpy_dtype).view(np.uint16)
+        above = domains.round_once(sign * np.nextafter(midpoints, np.inf), numpy_dtype).view(np.uint16)
+        below = domains.round_once(sign * np.nextafter(midpoints, -np.inf), numpy_dtype).view(np.uint16)
         assert np.array_equal(above, (bits + np.uint16(1)) | flip)
         assert np.array_equal(below, bits | flip)
 
@@ -278,8 +279,8 @@ def test_rounding_at_the_edges() -> None:
     )
     assert np.isinf(apply("cast", [np.finfo(np.float32).max], dtype="bfloat16")[0])
     values = np.array([1e-50, -1e-50, 1e300, -1e300, NAN, 0.0, -0.0])
-    same(reference.round_once(values, BF16), [0, -0.0, INF, -INF, NAN, 0, -0.0])
-    same(reference.round_once(values, np.dtype(np.float16)), [0, -0.0, INF, -INF, NAN, 0, -0.0])
+    same(domains.round_once(values, BF16), [0, -0.0, INF, -INF, NAN, 0, -0.0])
+    same(domains.round_once(values, np.dtype(np.float16)), [0, -0.0, INF, -INF, NAN, 0, -0.0])
 
 
 def test_one_rounding_per_operation() -> None:

@@ -1,8 +1,8 @@
 """The dtype table: one entry holds all that any stage needs to know of an element type.
 
-Arithmetic is done in float32 whatever the storage dtype: a load converts to float32 exactly, a
-store rounds once to nearest even. ``bool`` is stored as one byte, read as 0.0 or 1.0 and
-written as ``value != 0``. ``int32`` exists for scalars by value (a Loop's length).
+Arithmetic is done in the domain of the operands (``trainkernel.ops.domains``): float32 for the
+16-bit floats and bool as well. A load converts exactly, a store rounds once to nearest even.
+``bool`` is stored as one byte, read as 0 or 1 and written as ``value != 0``.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ class DType:
         The storage type in the generated source.
     mantissa_bits : int
         Explicit mantissa bits; the distance of 1.0 to the next number is ``2**-mantissa_bits``.
-    tensor : bool
-        Whether tensors may have it; otherwise only scalars by value.
     """
 
     name: str
@@ -45,7 +43,6 @@ class DType:
     numpy: np.dtype[Any]
     cuda: str
     mantissa_bits: int
-    tensor: bool = True
 
 
 def _table(*entries: DType) -> Mapping[str, DType]:
@@ -57,7 +54,11 @@ DTYPES = _table(
     DType("float16", "f16", 2, np.dtype(np.float16), "tk_float16", 10),
     DType("bfloat16", "bf16", 2, np.dtype(ml_dtypes.bfloat16), "tk_bfloat16", 7),
     DType("bool", "bool", 1, np.dtype(np.bool_), "tk_bool", 0),
-    DType("int32", "i32", 4, np.dtype(np.int32), "int", 31, tensor=False),
+    DType("float64", "f64", 8, np.dtype(np.float64), "double", 52),
+    DType("int32", "i32", 4, np.dtype(np.int32), "int", 31),
+    DType("int64", "i64", 8, np.dtype(np.int64), "long long", 63),
+    DType("uint32", "u32", 4, np.dtype(np.uint32), "unsigned", 32),
+    DType("uint8", "u8", 1, np.dtype(np.uint8), "unsigned char", 8),
 )
 
 

@@ -1,21 +1,22 @@
 """What a Program means, in NumPy: the oracle of every test and the device of last resort.
 
-Each operation is computed in float64 from the exact values of its operands and rounded once to
-its output's dtype.
+Each operation is computed in float64 (integers in int64) from the exact values of its operands
+and rounded once to its output's dtype; ``trainkernel.ops.domains`` says how.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainkernel.dtypes import DTYPES
+from trainkernel.dtypes import DTYPES, name_of_numpy
 from trainkernel.errors import ArgumentError
 from trainkernel.ir import Loop, Operation, Program, ScalarSpec, TensorSpec, validate
-from trainkernel.ops import OPS, to_float32
+from trainkernel.ops import OPS
+from trainkernel.ops.domains import constant, convert, domain_of_dtype, domain_of_operand, load, operation_domain
 
 Flat = NDArray[Any]
 
@@ -76,31 +77,6 @@ def _view(flat: Flat, spec: TensorSpec) -> NDArray[Any]:
     )
 
 
-def _round(value: NDArray[Any], dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    numpy_dtype = DTYPES[dtype].numpy
-    rounded = value != 0 if dtype == "bool" else round_once(np.asarray(value), numpy_dtype)
-    return np.array(rounded.reshape(shape), dtype=numpy_dtype, order="C")
-
-
-def round_once(value: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Round float64 to ``dtype`` to nearest even in one step.
-
-    ml_dtypes and NumPy may round float64 to a 16-bit type through float32, which rounds twice;
-    a value that lies off its float32 neighbour is moved to an odd float32 first, which makes the
-    second rounding exact (Boldo and Melquiond, "When double rounding is odd", 2005).
-    """
-    if dtype.itemsize != 2 or value.dtype != np.float64:
-        return value.astype(dtype)
-    with np.errstate(all="ignore"):
-        single = value.astype(np.float32)
-        inexact = np.isfinite(single) & (single.astype(np.float64) != value)
-        toward_zero = np.where(
-            np.abs(single.astype(np.float64)) > np.abs(value), np.nextafter(single, np.float32(0)), single
-        )
-        odd = (toward_zero.astype(np.float32).view(np.uint32) | np.uint32(1)).view(np.float32)
-        return np.where(inexact, odd, single).astype(dtype)
-
-
 def _run_program(program: Program, buffers: dict[str, Flat]) -> tuple[NDArray[Any], ...]:
     for item in program.operations:
         if isinstance(item, Loop):
@@ -112,27 +88,58 @@ def _run_program(program: Program, buffers: dict[str, Flat]) -> tuple[NDArray[An
     outputs = []
     for spec in program.outputs:
         value = _view(buffers[spec.buffer], spec)
-        if value.dtype != DTYPES[spec.dtype].numpy:
-            value = value.astype(np.float64)
-        outputs.append(_round(value, spec.dtype, spec.shape))
+        domain = domain_of_dtype(name_of_numpy(value.dtype) or "")
+        outputs.append(_whole(convert(load(value, domain), domain, spec.dtype), spec))
     return tuple(outputs)
 
 
+def _whole(value: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
+    """The value as a row-major array of its own."""
+    return np.array(value.reshape(spec.shape), dtype=DTYPES[spec.dtype].numpy, order="C")
+
+
 def _run_operation(operation: Operation, buffers: dict[str, Flat]) -> list[NDArray[Any]]:
-    op = OPS[operation.op]
+    arrays = [
+        _view(buffers[operand.buffer], operand) if isinstance(operand, TensorSpec) else operand
+        for operand in operation.inputs
+    ]
+    return apply(operation.op, arrays, operation.attrs, operation.outputs)
+
+
+def apply(
+    name: str, operands: Sequence[Any], attrs: Mapping[str, Any], outputs: Sequence[TensorSpec]
+) -> list[NDArray[Any]]:
+    """One operation on arrays.
+
+    Parameters
+    ----------
+    name : str
+        The op.
+    operands : sequence of arrays and Python numbers
+    attrs : mapping
+    outputs : sequence of TensorSpec
+        Shapes and dtypes of the results.
+
+    Returns
+    -------
+    list of numpy.ndarray
+        Row-major arrays of their own.
+    """
+    op = OPS[name]
+    dtypes = [name_of_numpy(value.dtype) if isinstance(value, np.ndarray) else None for value in operands]
+    domain = operation_domain(op, list(zip(operands, dtypes, strict=True)), outputs[0].dtype)
     arrays = []
-    for operand in operation.inputs:
-        if isinstance(operand, TensorSpec):
-            arrays.append(_view(buffers[operand.buffer], operand).astype(np.float64))
-        else:
-            arrays.append(np.asarray(to_float32(operand), np.float64))
-    shapes = [spec.shape for spec in operation.outputs]
-    values = op.reference(arrays, operation.attrs, shapes)
+    for position, (value, dtype) in enumerate(zip(operands, dtypes, strict=True)):
+        own = domain if op.data_operands is None or position in op.data_operands else domain_of_operand(value, dtype)
+        arrays.append(np.asarray(constant(value, own)) if dtype is None else load(value, own))
+    constants = {key: constant(value, domain) if key in op.constants else value for key, value in attrs.items()}
+    values = op.reference(arrays, constants, [spec.shape for spec in outputs])
     results = []
-    for value, spec in zip(values, operation.outputs, strict=True):
+    for value, spec in zip(values, outputs, strict=True):
+        array = np.asarray(value)
         if op.kind == "pointwise":
-            value = np.broadcast_to(value, spec.shape)
-        results.append(_round(np.asarray(value), spec.dtype, spec.shape))
+            array = np.broadcast_to(array, spec.shape)
+        results.append(_whole(convert(array, domain, spec.dtype), spec))
     return results
 
 

@@ -13,6 +13,7 @@ from trainkernel.dtypes import DTYPES
 from trainkernel.errors import ProgramError
 from trainkernel.ir import InputSpec, Item, Loop, Operation, Program, ScalarSpec, TensorSpec
 from trainkernel.ops import OPS, REQUIRED, Op, broadcasts_to, is_number, reduced_dims
+from trainkernel.ops.domains import constant, domain_of_operand, operation_domain
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*", re.ASCII)
 _MAX_NAME_LENGTH = 200
@@ -49,7 +50,6 @@ def validate_program(program: Program) -> None:
         if not isinstance(spec, TensorSpec):
             raise ProgramError(f"{where} must be a TensorSpec, got {spec!r}")
         _check_spec(spec, where)
-        _check_tensor_dtype(spec, where)
         if spec.buffer not in declared:
             raise ProgramError(f"{where} ({spec}) reads the unknown buffer {spec.buffer!r}")
         _check_inside(spec, declared[spec.buffer], where)
@@ -74,7 +74,6 @@ def _check_inputs(inputs: Iterable[InputSpec]) -> dict[str, TensorSpec]:
             _check_name(spec.buffer, where)
         elif isinstance(spec, TensorSpec):
             _check_spec(spec, where)
-            _check_tensor_dtype(spec, where)
         else:
             raise ProgramError(f"{where} must be a TensorSpec or ScalarSpec, got {spec!r}")
         if spec.buffer in declared:
@@ -110,11 +109,6 @@ def _check_spec(spec: TensorSpec, where: str) -> None:
         raise ProgramError(f"{where} ({spec.buffer}): more than 2**62 elements")
 
 
-def _check_tensor_dtype(spec: TensorSpec, where: str) -> None:
-    if not DTYPES[spec.dtype].tensor:
-        raise ProgramError(f"{where} ({spec}): {spec.dtype} tensors are not supported; only scalars by value may be")
-
-
 def _check_inside(view: TensorSpec, buffer: TensorSpec, where: str) -> None:
     if view.dtype != buffer.dtype and not where.startswith("program output"):
         raise ProgramError(f"{where} ({view}): its dtype is not that of its buffer, {buffer.dtype}")
@@ -134,7 +128,10 @@ def _check_inside(view: TensorSpec, buffer: TensorSpec, where: str) -> None:
 def _check_operation(operation: Operation, declared: dict[str, TensorSpec]) -> None:
     op = OPS.get(operation.op) if isinstance(operation.op, str) else None
     if op is None:
-        raise _fault(operation, f"unknown op {operation.op!r}; known: {', '.join(sorted(OPS))}")
+        known = sorted(name for name, entry in OPS.items() if entry.kind != "view")
+        raise _fault(operation, f"unknown op {operation.op!r}; known: {', '.join(known)}")
+    if op.kind == "view":
+        raise _fault(operation, f"{op.name} is no operation of a Program: an operand's TensorSpec is the view")
     try:
         if not isinstance(operation.name, str):
             raise ProgramError(f"an operation's name must be a string, got {operation.name!r}")
@@ -147,7 +144,8 @@ def _check_operation(operation: Operation, declared: dict[str, TensorSpec]) -> N
 
 def _check_operands(operation: Operation, op: Op, declared: dict[str, TensorSpec]) -> None:
     if len(operation.inputs) not in op.num_inputs:
-        needed = " or ".join(str(count) for count in op.num_inputs)
+        counts = op.num_inputs
+        needed = f"{counts[0]} to {counts[-1]}" if len(counts) > 3 else " or ".join(str(count) for count in counts)
         raise ProgramError(f"{op.name} takes {needed} operands, got {len(operation.inputs)}")
     for position, operand in enumerate(operation.inputs):
         where = f"operand {position}"
@@ -186,17 +184,17 @@ def _check_outputs(operation: Operation, op: Op) -> None:
         if not isinstance(spec, TensorSpec):
             raise ProgramError(f"an output must be a TensorSpec, got {spec!r}")
         _check_spec(spec, "output")
-        _check_tensor_dtype(spec, "output")
         if not spec.is_dense or spec.offset != 0:
             raise ProgramError(f"an output is a whole new buffer: row-major with offset 0, got {spec}")
     if len({spec.buffer for spec in operation.outputs}) != len(operation.outputs):
         raise ProgramError("two outputs name the same buffer")
     shapes = [operand.shape if isinstance(operand, TensorSpec) else () for operand in operation.inputs]
     natural = op.shape(shapes, operation.attrs)
+    _check_domain(operation, op)
     for spec, shape in zip(operation.outputs, natural, strict=True):
-        if op.kind == "pointwise":
+        if op.kind == "pointwise" and (not op.indexed or not op.num_inputs[-1]):
             fits = broadcasts_to(shape, spec.shape)
-        elif op.kind == "reduction":
+        elif op.kind == "reduction" and "dims" in op.attrs:
             dims = reduced_dims(shapes[0], operation.attrs)
             kept = tuple(1 if dim in dims else size for dim, size in enumerate(shapes[0]))
             fits = prod(spec.shape) == prod(shape) and _strip(spec.shape) == _strip(kept)
@@ -204,6 +202,19 @@ def _check_outputs(operation: Operation, op: Op) -> None:
             fits = spec.shape == shape
         if not fits:
             raise ProgramError(f"output shape {list(spec.shape)} does not fit; {op.name} gives {list(shape)}")
+
+
+def _check_domain(operation: Operation, op: Op) -> None:
+    """The operands can be computed with in one domain, and it holds every number of the operation."""
+    operands = [(operand, operand.dtype if isinstance(operand, TensorSpec) else None) for operand in operation.inputs]
+    domain = operation_domain(op, operands, operation.outputs[0].dtype)
+    for position, (value, _) in enumerate(operands):
+        if not isinstance(value, TensorSpec):
+            is_data = op.data_operands is None or position in op.data_operands
+            constant(value, domain if is_data else domain_of_operand(value, None))
+    for key in op.constants:
+        if key in operation.attrs:
+            constant(operation.attrs[key], domain)
 
 
 def _strip(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -280,8 +291,6 @@ def _check_loop_inputs(loop: Loop, room: int | None) -> None:
         expected = inner.shape if position < first_xs else (room, *inner.shape)
         if operand.shape != expected or operand.dtype != inner.dtype:
             raise ProgramError(f"{where} does not fit the body's input {inner}: expected shape {list(expected)}")
-        if inner.dtype == "int32":
-            raise ProgramError(f"{where}: an int32 operand must be a scalar constant of the body")
 
 
 def _check_loop_outputs(loop: Loop, room: int | None) -> None:
