@@ -16,6 +16,10 @@ class ProgramError(TrainkernelError, ValueError):
     """A Program breaks a rule of the language; the message prints the operation."""
 
 
+class TraceError(TrainkernelError, ValueError, TypeError):
+    """A Python function cannot be traced: shapes or dtypes that do not fit, or a value that does not exist yet."""
+
+
 class OptionError(TrainkernelError, ValueError):
     """A compile option has a wrong type or value, or cannot be obeyed for this program."""
 

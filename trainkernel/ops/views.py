@@ -103,6 +103,10 @@ def _slice_batch(b: Any, ins: Sequence[Any], batched: Sequence[bool], attrs: Att
     return b.slice(ins[0], (0, *attrs["start"]), (size, *attrs["limit"]), (1, *attrs["stride"]))
 
 
+def _same_shape(shapes: Sequence[Shape], attrs: Attrs) -> tuple[Shape, ...]:
+    return (shapes[0],)
+
+
 # ---------------------------------------------------------------------------- entries
 
 _SIZES = (REQUIRED, check_sizes)
@@ -154,5 +158,14 @@ VIEWS = (
         ("start", "limit", "stride"),
         _slice_vjp,
         _slice_batch,
+    ),
+    # The value itself, and a constant to derivatives.
+    _view(
+        "stop_gradient",
+        _same_shape,
+        lambda x, attrs: x,
+        (),
+        lambda b, cts, outs, ins, attrs: (None,),
+        lambda b, ins, batched, attrs, size: b.stop_gradient(ins[0]),
     ),
 )

@@ -1,0 +1,220 @@
+"""Structural nodes: loops and calls, and the evaluation of graphs outside of any trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from trainkernel import tree
+from trainkernel.errors import TraceError
+from trainkernel.trace import (
+    Array,
+    Aval,
+    Body,
+    Node,
+    as_value,
+    at_user_line,
+    aval_of,
+    bind_to,
+    close,
+    is_scalar,
+    is_tracing,
+    make,
+    new_trace,
+    nodes_of,
+    parameter,
+)
+
+Step = Callable[[Sequence[Any], Sequence[Any]], tuple[Sequence[Any], Sequence[Any]]]
+
+
+# ---------------------------------------------------------------------------- loops
+
+
+def loop(
+    step: Step, carry: Sequence[Any], xs: Sequence[Any], length: int | Array, room: int | None, reverse: bool
+) -> tuple[list[Any], list[Any]]:
+    """Run ``step`` ``length`` times.
+
+    Parameters
+    ----------
+    step : callable (carry, slices) -> (carry, results)
+        Flat lists; the carry keeps its shapes and dtypes.
+    carry, xs : sequence of arrays
+        Initial carry; stacked inputs, one slice of which each step gets.
+    length : int or Array
+        An int32 scalar Array is a length that is known at launch only.
+    room : int or None
+        Leading size of stacked tensors; None with a dynamic length and no ``xs``.
+    reverse : bool
+        The last slices come first.
+
+    Returns
+    -------
+    carry, ys : list, list
+        ``ys`` are the stacked results.
+    """
+    outs = loop_with_saved(step, carry, xs, length, room, reverse)
+    num_ys = len(outs) - 2 * len(carry)
+    return outs[: len(carry)], outs[len(carry) : len(carry) + num_ys]
+
+
+def loop_with_saved(
+    step: Step, carry: Sequence[Any], xs: Sequence[Any], length: int | Array, room: int | None, reverse: bool
+) -> list[Any]:
+    """``loop``, with the carries before each step, stacked, behind its results."""
+    with new_trace("scan") as trace:
+        carry_in = [parameter(_strong(value), trace) for value in carry]
+        slices = [parameter(Aval(value.shape[1:], aval_of(value).dtype), trace) for value in xs]
+        carry_out, results = step(carry_in, slices)
+        carry_out = [_fit(new, old) for new, old in zip(carry_out, carry_in, strict=True)]
+        outputs = [*carry_out, *(_array(result) for result in results)]
+        body, constants = close(outputs, trace, [*carry_in, *slices])
+    return list(make_loop(body, [*constants, *carry, *xs], len(carry), len(xs), length, room, reverse))
+
+
+def _strong(value: Any) -> Aval:
+    aval = aval_of(value)
+    return Aval(aval.shape, aval.dtype)
+
+
+def _array(value: Any) -> Any:
+    from trainkernel import primitives as b
+
+    return b.cast(value, aval_of(value).dtype) if is_scalar(value) else value
+
+
+def _fit(new: Any, old: Array) -> Any:
+    """A step's carry in the shape and dtype of the carry before it."""
+    from trainkernel import primitives as b
+
+    aval = aval_of(new)
+    if aval.shape != old.aval.shape or (aval.dtype != old.aval.dtype and not aval.weak):
+        raise TraceError(
+            f"the carry changes from {old.aval} to {aval}: each step must keep its shape and dtype{at_user_line()}"
+        )
+    return b.cast(new, old.aval.dtype)
+
+
+def make_loop(
+    body: Body,
+    operands: Sequence[Any],
+    num_carry: int,
+    num_xs: int,
+    length: int | Array,
+    room: int | None,
+    reverse: bool,
+) -> tuple[Array, ...]:
+    """The node of a loop: final carries, stacked results, then the carries as they were before each step.
+
+    The last are for derivatives; what no one reads is dropped when the Program is made.
+    """
+    avals = [out.aval if isinstance(out, Array) else aval_of(out) for out in body.outputs]
+    stacked = [Aval((-1 if room is None else room, *aval.shape), aval.dtype) for aval in avals[num_carry:]]
+    saved = [Aval((-1 if room is None else room, *aval.shape), aval.dtype) for aval in avals[:num_carry]]
+    attrs = {
+        "body": body,
+        "num_carry": num_carry,
+        "num_xs": num_xs,
+        "room": room,
+        "length": length if isinstance(length, int) else None,
+        "reverse": reverse,
+    }
+    inputs = [*operands, length] if isinstance(length, Array) else list(operands)
+    return make("loop", inputs, attrs, [*avals[:num_carry], *stacked, *saved])
+
+
+def loop_operands(node: Node) -> tuple[list[Any], list[Any], list[Any], int | Array]:
+    """(constants, initial carries, stacked inputs, length) of a loop's node."""
+    attrs = node.attrs
+    operands = list(node.inputs)
+    length = operands.pop() if attrs["length"] is None else attrs["length"]
+    first_xs = len(operands) - attrs["num_xs"]
+    first_carry = first_xs - attrs["num_carry"]
+    return operands[:first_carry], operands[first_carry:first_xs], operands[first_xs:], length
+
+
+# ---------------------------------------------------------------------------- calls
+
+
+def call(body: Body, operands: Sequence[Any], attrs: dict[str, Any]) -> tuple[Array, ...]:
+    """The node of a function that derivatives take as a whole (``checkpoint``, ``custom_vjp``)."""
+    return make("call", operands, {"body": body, **attrs}, [aval_of(out) for out in body.outputs])
+
+
+# ---------------------------------------------------------------------------- evaluation
+
+
+def settle(run: Callable[[], Any]) -> Any:
+    """The result of ``run``: traced inside of a trace, NumPy arrays outside of any."""
+    result = run()
+    if is_tracing():
+        return result
+    leaves, treedef = tree.flatten(result)
+    return tree.unflatten(treedef, evaluate(leaves))
+
+
+def evaluate(outputs: Sequence[Any]) -> list[Any]:
+    """The values of traced arrays that depend on no parameter of an open trace."""
+    known: dict[int, Any] = {}
+    for node in nodes_of(outputs):
+        inputs = [known.get(id(operand), operand) for operand in node.inputs]
+        results = _evaluate_node(node, inputs)
+        known.update((id(out), result) for out, result in zip(node.outputs, results, strict=True))
+    return [known.get(id(out), out) for out in outputs]
+
+
+def _evaluate_node(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    if node.op == "alias":
+        return inputs
+    if node.op == "call":
+        return _evaluate_body(node.attrs["body"], inputs)
+    if node.op == "loop":
+        return _evaluate_loop(node, inputs)
+    if node.op == "parameter":
+        raise TraceError(f"{node.outputs[0].aval} leaked out of its function: it has no value{at_user_line()}")
+    return bind_to(node.op, inputs, node.attrs, [out.aval for out in node.outputs])
+
+
+def _evaluate_body(body: Body, arguments: Sequence[Any]) -> list[Any]:
+    known = {id(p): argument for p, argument in zip(body.parameters, arguments, strict=True)}
+    for node in nodes_of(body.outputs):
+        if node.op == "parameter":
+            continue
+        inputs = [known.get(id(operand), operand) for operand in node.inputs]
+        results = _evaluate_node(node, inputs)
+        known.update((id(out), result) for out, result in zip(node.outputs, results, strict=True))
+    return [known.get(id(out), out) for out in body.outputs]
+
+
+def _evaluate_loop(node: Node, inputs: Sequence[Any]) -> list[Any]:
+    attrs, body = node.attrs, node.attrs["body"]
+    operands = list(inputs)
+    length = int(operands.pop()) if attrs["length"] is None else attrs["length"]
+    room = length if attrs["room"] is None else attrs["room"]
+    if not 0 <= length <= room:
+        raise TraceError(f"the length {length} of a loop is not in 0..{room}")
+    first_xs = len(operands) - attrs["num_xs"]
+    first_carry = first_xs - attrs["num_carry"]
+    constants, carry, xs = operands[:first_carry], operands[first_carry:first_xs], operands[first_xs:]
+    avals = [out.aval for out in node.outputs[attrs["num_carry"] :]]
+    stacked = [np.zeros((room, *aval.shape[1:]), _numpy(aval)) for aval in avals]
+    for index in reversed(range(length)) if attrs["reverse"] else range(length):
+        results = _evaluate_body(body, [*constants, *carry, *(x[index] for x in xs)])
+        for array, value in zip(stacked, [*results[len(carry) :], *carry], strict=True):
+            array[index] = value
+        carry = results[: len(carry)]
+    return [*(np.asarray(value) for value in carry), *stacked]
+
+
+def _numpy(aval: Aval) -> np.dtype[Any]:
+    from trainkernel.dtypes import DTYPES
+
+    return DTYPES[aval.dtype].numpy
+
+
+def as_arrays(leaves: Sequence[Any]) -> list[Any]:
+    """Leaves as Arrays or ndarrays: Python numbers become 0-d arrays."""
+    return [_array(as_value(leaf)) for leaf in leaves]

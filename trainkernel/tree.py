@@ -1,0 +1,110 @@
+"""Trees of arrays: any nesting of dicts, tuples, lists, named tuples, dataclasses and None.
+
+Thin names over optree, in a namespace of our own: a dataclass is registered there the first time
+an instance of it is met.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import optree
+
+_NAMESPACE = "trainkernel"
+
+Tree = Any
+TreeDef = optree.PyTreeSpec
+
+
+def flatten(tree: Tree) -> tuple[list[Any], TreeDef]:
+    """The leaves of a tree in order (dicts by sorted key) and its structure."""
+    while True:
+        leaves, treedef = optree.tree_flatten(tree, namespace=_NAMESPACE)
+        if not _register_dataclasses(leaves):
+            return leaves, treedef
+
+
+def unflatten(treedef: TreeDef, leaves: Iterable[Any]) -> Tree:
+    """The tree of a structure with these leaves."""
+    return optree.tree_unflatten(treedef, leaves)
+
+
+def leaves(tree: Tree) -> list[Any]:
+    """The leaves of a tree in order."""
+    return flatten(tree)[0]
+
+
+def paths(tree: Tree) -> list[str]:
+    """A readable path for each leaf: ``['params'][0].w``."""
+    flatten(tree)
+    found, _, _ = optree.tree_flatten_with_path(tree, namespace=_NAMESPACE)
+    return ["".join(_step(entry) for entry in path) for path in found]
+
+
+def map(function: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
+    """``function`` of the corresponding leaves of trees of the same structure.
+
+    Raises
+    ------
+    ValueError
+        If the structures differ.
+    """
+    first, treedef = flatten(tree)
+    columns = [first]
+    for position, other in enumerate(rest):
+        values, structure = flatten(other)
+        if structure != treedef:
+            raise ValueError(f"tree {position + 1} has the structure {structure}, not that of the first, {treedef}")
+        columns.append(values)
+    return unflatten(treedef, [function(*row) for row in zip(*columns, strict=True)])
+
+
+def broadcast_prefix(prefix: Tree, tree: Tree, what: str) -> list[Any]:
+    """For each leaf of ``tree`` the leaf of ``prefix`` above it; None counts as a leaf of the prefix.
+
+    Raises
+    ------
+    ValueError
+        If ``prefix`` is not a prefix of the tree.
+    """
+    flatten(tree)
+    result: list[Any] = []
+
+    def spread(value: Any, subtree: Any) -> None:
+        result.extend([value] * len(leaves(subtree)))
+
+    try:
+        optree.tree_map_(spread, prefix, tree, none_is_leaf=True, namespace=_NAMESPACE, is_leaf=lambda x: x is None)
+    except ValueError as error:
+        raise ValueError(f"{what} {prefix!r} does not fit the arguments: {error}") from None
+    return result
+
+
+def _step(entry: Any) -> str:
+    if isinstance(entry, int):
+        return f"[{entry}]"
+    return f".{entry}" if isinstance(entry, str) and entry.isidentifier() else f"[{entry!r}]"
+
+
+def _register_dataclasses(values: Sequence[Any]) -> bool:
+    """Register the classes of dataclass instances among leaves; whether there were any."""
+    classes = {type(value) for value in values if dataclasses.is_dataclass(value) and not isinstance(value, type)}
+    for cls in classes:
+        names = tuple(field.name for field in dataclasses.fields(cls))
+        optree.register_pytree_node(
+            cls,
+            lambda value, names=names: ([getattr(value, name) for name in names], None, names),
+            lambda _, children, cls=cls, names=names: _rebuild(cls, names, children),
+            namespace=_NAMESPACE,
+        )
+    return bool(classes)
+
+
+def _rebuild(cls: type, names: Sequence[str], children: Iterable[Any]) -> Any:
+    """An instance with these fields, without running ``__init__``: it may check or convert."""
+    instance = object.__new__(cls)
+    for name, child in zip(names, children, strict=True):
+        object.__setattr__(instance, name, child)
+    return instance
