@@ -23,7 +23,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("validation",),
     ("serialization", "builder"),
     ("reference",),
-    ("mlp", "data"),
+    ("mlp", "data", "tree", "trace"),
+    ("promotion",),
+    ("primitives",),
+    ("structure",),
+    ("autodiff", "batching"),
+    ("numpy",),
+    ("derivatives", "scanning"),
+    ("assemble",),
     ("options", "indexing"),
     ("access", "lowering", "passes", "products"),
     ("fusion", "placement", "schedule"),
@@ -34,6 +41,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("arguments",),
     ("kernel",),
     ("compiler",),
+    ("jitted",),
     ("cli", "demo"),
 )
 RUNTIME_MAY_IMPORT = {"errors", "dtypes", "runtime"}

@@ -21,6 +21,7 @@ from trainkernel.errors import (
     OptionError,
     ProgramError,
     RaceError,
+    TraceError,
     TrainkernelError,
     VerificationError,
 )
@@ -28,13 +29,19 @@ from trainkernel.ir import Loop, Operation, Program, ScalarSpec, TensorSpec, val
 from trainkernel.target import Target
 
 if TYPE_CHECKING:
-    from trainkernel import codegen, emulator, mlp
+    from trainkernel import codegen, emulator, mlp, numpy
+    from trainkernel.batching import vmap
     from trainkernel.compiler import Kernel, ReferenceWarning, compile
+    from trainkernel.derivatives import checkpoint, custom_vjp, grad, jvp, stop_gradient, value_and_grad, vjp
+    from trainkernel.jitted import jit
+    from trainkernel.scanning import cond, fori_loop, scan, while_loop
+    from trainkernel.trace import Array
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ArgumentError",
+    "Array",
     "CompileError",
     "DeviceError",
     "EmulatorError",
@@ -51,29 +58,58 @@ __all__ = [
     "ScalarSpec",
     "Target",
     "TensorSpec",
+    "TraceError",
     "TrainkernelError",
     "VerificationError",
     "__version__",
+    "checkpoint",
     "codegen",
     "compile",
+    "cond",
+    "custom_vjp",
     "emulator",
+    "fori_loop",
+    "grad",
+    "jit",
+    "jvp",
     "mlp",
+    "numpy",
     "reference",
+    "scan",
+    "stop_gradient",
     "validate",
+    "value_and_grad",
+    "vjp",
+    "vmap",
+    "while_loop",
 ]
 
 # Imported at first use: each brings in the compiler or more.
 _LAZY_ATTRIBUTES = {
-    "compile": "trainkernel.compiler",
-    "Kernel": "trainkernel.compiler",
-    "ReferenceWarning": "trainkernel.compiler",
+    "Array": "trace",
+    "Kernel": "compiler",
+    "ReferenceWarning": "compiler",
+    "checkpoint": "derivatives",
+    "compile": "compiler",
+    "cond": "scanning",
+    "custom_vjp": "derivatives",
+    "fori_loop": "scanning",
+    "grad": "derivatives",
+    "jit": "jitted",
+    "jvp": "derivatives",
+    "scan": "scanning",
+    "stop_gradient": "derivatives",
+    "value_and_grad": "derivatives",
+    "vjp": "derivatives",
+    "vmap": "batching",
+    "while_loop": "scanning",
 }
-_LAZY_MODULES = frozenset({"codegen", "emulator", "mlp"})
+_LAZY_MODULES = frozenset({"codegen", "emulator", "mlp", "numpy"})
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY_ATTRIBUTES:
-        value = getattr(import_module(_LAZY_ATTRIBUTES[name]), name)
+        value = getattr(import_module(f"trainkernel.{_LAZY_ATTRIBUTES[name]}"), name)
     elif name in _LAZY_MODULES:
         value = import_module(f"trainkernel.{name}")
     else:

@@ -16,7 +16,7 @@ from trainkernel.errors import TraceError
 from trainkernel.ops import OPS
 from trainkernel.promotion import is_float
 from trainkernel.structure import loop, loop_operands
-from trainkernel.trace import Array, Node, alias, aval_of, is_scalar, new_trace, nodes_between
+from trainkernel.trace import Array, Node, alias, aval_of, is_scalar, new_trace, nodes_between, recomputation
 
 Cotangent = Any
 
@@ -183,7 +183,8 @@ def _call_vjp(node: Node, cotangents: Sequence[Cotangent]) -> Sequence[Cotangent
     """A checkpoint computes its body again; a function with a rule of its own follows it."""
     pull_back = node.attrs.get("pull_back")
     if pull_back is None:
-        return _pull_back_body(node.attrs["body"], node.inputs, cotangents)
+        with recomputation():
+            return _pull_back_body(node.attrs["body"], node.inputs, cotangents)
     given = [zeros(out) if ct is None else ct for ct, out in zip(cotangents, node.outputs, strict=True)]
     results: Sequence[Cotangent] = pull_back(node.inputs, given)
     return results

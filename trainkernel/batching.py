@@ -98,7 +98,8 @@ def _batch_size(values: Sequence[Any], axes: Sequence[Any]) -> int:
     if len(sizes) != 1:
         found = ", ".join(f"{size} (of shape {shape})" for size, shape in sizes.items()) or "none"
         raise TraceError(f"vmap needs one batch size, got {found}{at_user_line()}")
-    return next(iter(sizes))
+    (size,) = sizes
+    return int(size)
 
 
 def move_axis(x: Any, source: int, destination: int) -> Any:

@@ -36,7 +36,7 @@ from trainkernel.reference import apply
 Shape = tuple[int, ...]
 NO_TRACES: frozenset[Trace] = frozenset()
 
-_PACKAGE = str(Path(__file__).parent)
+_SKIPPED = (str(Path(__file__).parent), str(Path(np.__file__).parent), "<")
 _serials = itertools.count()
 
 
@@ -61,6 +61,7 @@ class _Levels(threading.local):
 
     def __init__(self) -> None:
         self.open: list[Trace] = []
+        self.recomputation: object = None
 
 
 _levels = _Levels()
@@ -81,6 +82,17 @@ def new_trace(kind: str) -> Iterator[Trace]:
     finally:
         _levels.open.remove(trace)
         trace.is_open = False
+
+
+@contextmanager
+def recomputation() -> Iterator[None]:
+    """Nodes traced in the block are computed anew, though equal ones exist: what a checkpoint is for."""
+    before = _levels.recomputation
+    _levels.recomputation = object()
+    try:
+        yield
+    finally:
+        _levels.recomputation = before
 
 
 @dataclass(frozen=True)
@@ -110,13 +122,14 @@ class Node:
     ``"loop"`` and ``"call"``, whose ``attrs`` hold a ``Body``.
     """
 
-    __slots__ = ("attrs", "inputs", "location", "op", "outputs", "serial")
+    __slots__ = ("attrs", "inputs", "location", "op", "outputs", "recomputation", "serial")
 
     def __init__(self, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any], location: str | None) -> None:
         self.op = op
         self.inputs = tuple(inputs)
         self.attrs = attrs
         self.location = location
+        self.recomputation = _levels.recomputation
         self.serial = next(_serials)
         self.outputs: tuple[Array, ...] = ()
 
@@ -156,7 +169,10 @@ _METHODS = {
         name: name for name in ("all", "any", "argmax", "argmin", "clip", "cumsum", "max", "mean", "min", "prod", "sum")
     },
     **{name: name for name in ("ravel", "repeat", "reshape", "round", "squeeze", "std", "swapaxes", "take", "var")},
-    "transpose": "transpose", "astype": "astype", "dot": "dot", "flatten": "ravel",
+    "transpose": "transpose",
+    "astype": "astype",
+    "dot": "dot",
+    "flatten": "ravel",
 }
 _PROPERTIES = {"T": "transpose", "mT": "matrix_transpose", "at": "at"}
 
@@ -235,7 +251,7 @@ class Array:
     __le__, _ = _operators("less_equal")
     __gt__, _ = _operators("greater")
     __ge__, _ = _operators("greater_equal")
-    __hash__ = object.__hash__  # type: ignore[assignment]
+    __hash__ = object.__hash__
 
     def __neg__(self) -> Any:
         return _numpy("negative")(self)
@@ -295,11 +311,11 @@ class Body:
 
 
 def user_location() -> str | None:
-    """File and line of the innermost caller outside of the package."""
+    """File and line of the innermost caller outside of the package and of NumPy."""
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith(_PACKAGE) and not name.startswith("<"):
+        if not name.startswith(_SKIPPED):
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return None

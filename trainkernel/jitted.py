@@ -1,0 +1,401 @@
+"""``jit``: a Python function of arrays, traced once per signature, as one kernel.
+
+A signature is the structure of the arguments, the shapes, dtypes and strides of their arrays, and
+the static arguments. Python ints and floats are passed by value at each launch: changing one
+traces nothing again.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trainkernel import structure, tree
+from trainkernel.assemble import Assembly
+from trainkernel.errors import TraceError
+from trainkernel.ir import Program, ScalarSpec, TensorSpec
+from trainkernel.trace import (
+    Array,
+    Aval,
+    as_value,
+    at_user_line,
+    aval_of,
+    is_scalar,
+    is_tracing,
+    new_trace,
+    parameter,
+)
+
+
+def jit(
+    fun: Callable[..., Any] | None = None,
+    *,
+    donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    device: str | None = None,
+    **options: Any,
+) -> Any:
+    """Compile a function of arrays to one kernel.
+
+    Parameters
+    ----------
+    fun : callable
+        Arguments and result are trees of arrays. Left out: ``jit`` is a decorator with options.
+    donate_argnums, donate_argnames : ints, names
+        Arguments whose arrays are updated in place: each becomes the first result of the same shape
+        and dtype, and the call returns the caller's own array.
+    static_argnums, static_argnames : ints, names
+        Arguments that are no arrays: hashable, a new value traces again.
+    device : str, optional
+        As for ``trainkernel.compile``.
+    **options
+        Those of ``trainkernel.compile``.
+
+    Returns
+    -------
+    Jitted
+        Called like ``fun``; ``.lower(*args)`` gives the traced step, ``.kernel(*args)`` its Kernel.
+    """
+    if fun is None:
+        return functools.partial(
+            jit,
+            donate_argnums=donate_argnums,
+            donate_argnames=donate_argnames,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+            device=device,
+            **options,
+        )
+    return Jitted(
+        fun,
+        _positions(donate_argnums),
+        _names(donate_argnames),
+        _positions(static_argnums),
+        _names(static_argnames),
+        device,
+        options,
+    )
+
+
+def _positions(value: int | Sequence[int]) -> tuple[int, ...]:
+    return (value,) if isinstance(value, int) else tuple(value)
+
+
+def _names(value: str | Sequence[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+# ---------------------------------------------------------------------------- tracing
+
+
+@dataclass(frozen=True)
+class Result:
+    """Where a leaf of the result comes from: a Program output, or an argument that is passed on."""
+
+    output: int | None
+    argument: int | None
+
+
+@dataclass(frozen=True)
+class Step:
+    """A traced function.
+
+    Attributes
+    ----------
+    program : Program
+        Its inputs are the leaves of the arguments, then the captured constants.
+    inplace_outputs : mapping of int to int
+    captured : tuple of ndarray
+    results : tuple of Result
+        One for each leaf of the result.
+    structure : TreeDef
+        Of the result.
+    """
+
+    program: Program
+    inplace_outputs: Mapping[int, int]
+    captured: tuple[np.ndarray[Any, Any], ...]
+    results: tuple[Result, ...]
+    structure: tree.TreeDef
+
+
+@dataclass(frozen=True)
+class LeafSpec:
+    """What is known of one leaf of the arguments before the call.
+
+    ``by_value`` leaves are Python numbers; ``donated`` ones are updated in place.
+    """
+
+    name: str
+    aval: Aval
+    strides: tuple[int, ...]
+    by_value: bool
+    donated: bool
+
+
+def trace_step(fun: Callable[..., Any], arguments: Callable[[Sequence[Any]], Any], leaves: Sequence[LeafSpec]) -> Step:
+    """Trace a function of leaves.
+
+    Parameters
+    ----------
+    fun : callable
+        Takes what ``arguments`` makes of the leaves: ``fun(*args, **kwargs)``.
+    arguments : callable
+        Gives ``(args, kwargs)`` for a list of leaves.
+    leaves : sequence of LeafSpec
+    """
+    with new_trace("jit") as trace:
+        parameters = [parameter(leaf.aval, trace) for leaf in leaves]
+        args, kwargs = arguments(parameters)
+        outputs, treedef = tree.flatten(fun(*args, **kwargs))
+        for out in outputs:
+            _check_result(out)
+        assembly = Assembly()
+        for leaf, array in zip(leaves, parameters, strict=True):
+            _declare(assembly, leaf, array)
+        values = [out if isinstance(out, Array) else as_value(out) for out in structure.as_arrays(outputs)]
+        places = {id(array): position for position, array in enumerate(parameters)}
+        passed = [places.get(id(out)) for out in values]
+        passed = [p if p is not None and leaves[p].donated else None for p in passed]
+        computed = [out for out, p in zip(values, passed, strict=True) if p is None]
+        assembly.nodes(computed)
+        return _finish(assembly, leaves, computed, passed, treedef)
+
+
+def _check_result(out: Any) -> None:
+    if not (isinstance(out, (Array, np.ndarray, np.generic)) or is_scalar(out) or hasattr(out, "__dlpack__")):
+        raise TraceError(f"a jitted function returns trees of arrays, got {type(out).__name__}: {out!r}")
+
+
+def _declare(assembly: Assembly, leaf: LeafSpec, array: Array) -> None:
+    name = assembly.fresh(leaf.name)
+    if leaf.by_value:
+        assembly.add_input(array, ScalarSpec(name, leaf.aval.dtype))
+    else:
+        assembly.add_input(array, TensorSpec(name, leaf.aval.shape, leaf.strides, 0, leaf.aval.dtype))
+
+
+def _finish(
+    assembly: Assembly,
+    leaves: Sequence[LeafSpec],
+    computed: Sequence[Any],
+    passed: Sequence[int | None],
+    treedef: tree.TreeDef,
+) -> Step:
+    """Pair donated arguments with results, and close the Program."""
+    specs = [assembly.tensor(out) for out in computed]
+    taken = {p for p in passed if p is not None}
+    inplace: dict[int, int] = {}
+    bound: set[str] = set()
+    for position, leaf in enumerate(leaves):
+        if not leaf.donated or position in taken:
+            continue
+        for place, spec in enumerate(specs):
+            if place not in inplace and spec.shape == leaf.aval.shape and spec.dtype == leaf.aval.dtype:
+                specs[place] = _own_buffer(assembly, spec, bound)
+                bound.add(specs[place].buffer)
+                inplace[place] = position
+                break
+    count = iter(range(len(specs)))
+    results = tuple(Result(next(count), None) if p is None else Result(None, p) for p in passed)
+    return Step(assembly.program(specs), inplace, tuple(assembly.captured), results, treedef)
+
+
+def _own_buffer(assembly: Assembly, spec: TensorSpec, bound: set[str]) -> TensorSpec:
+    """A result to be stored in place: a whole computed buffer that no other result is stored from."""
+    declared = {out.buffer: out for item in assembly.items for out in item.outputs}
+    whole = declared.get(spec.buffer)
+    if whole is not None and spec.is_dense and spec.num_elements == whole.num_elements and spec.buffer not in bound:
+        return spec
+    return assembly.copy(spec)
+
+
+# ---------------------------------------------------------------------------- calling
+
+
+class Jitted:
+    """A function that is compiled at its first call with each signature. Make it by ``jit``."""
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        donate_argnums: tuple[int, ...],
+        donate_argnames: tuple[str, ...],
+        static_argnums: tuple[int, ...],
+        static_argnames: tuple[str, ...],
+        device: str | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        functools.update_wrapper(self, fun)
+        self._fun = fun
+        self._device = device
+        self._options = dict(options)
+        self._signature = _signature(fun)
+        self._donated_names = set(donate_argnames) | set(_named(self._signature, donate_argnums, "donate_argnums"))
+        self._static_names = set(static_argnames) | set(_named(self._signature, static_argnums, "static_argnums"))
+        self._donate_argnums, self._static_argnums = set(donate_argnums), set(static_argnums)
+        self._compiled: dict[Any, _Compiled] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_tracing():
+            return self._fun(*args, **kwargs)
+        call = _Call(self, args, kwargs)
+        return self._compile(call)(call.leaves)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Step:
+        """The traced step for these arguments, with its Program, without compiling it."""
+        call = _Call(self, args, kwargs)
+        return trace_step(self._fun, call.rebuild, call.specs)
+
+    def kernel(self, *args: Any, **kwargs: Any) -> Any:
+        """The Kernel that runs for these arguments, compiled if need be, without running it."""
+        return self._compile(_Call(self, args, kwargs)).kernel
+
+    def _compile(self, call: _Call) -> _Compiled:
+        key = call.key
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            step = trace_step(self._fun, call.rebuild, call.specs)
+            compiled = self._compiled[key] = _Compiled(step, self._device, self._options)
+        return compiled
+
+    def is_static(self, position: int | None, name: str | None) -> bool:
+        return position in self._static_argnums or name in self._static_names
+
+    def is_donated(self, position: int | None, name: str | None) -> bool:
+        return position in self._donate_argnums or name in self._donated_names
+
+    def name_of(self, position: int) -> str:
+        """The parameter's name of a positional argument."""
+        names = [] if self._signature is None else list(self._signature.parameters)
+        return names[position] if position < len(names) else f"arg{position}"
+
+
+def _signature(fun: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(fun)
+    except (TypeError, ValueError):
+        return None
+
+
+def _named(signature: inspect.Signature | None, positions: Iterable[int], what: str) -> Iterable[str]:
+    names = [] if signature is None else list(signature.parameters.values())
+    variadic = signature is None or any(p.kind is p.VAR_POSITIONAL for p in names)
+    for position in positions:
+        if position < 0 or (position >= len(names) and not variadic):
+            raise TraceError(f"{what} names argument {position}; the function takes {len(names)}{at_user_line()}")
+        if position < len(names):
+            yield names[position].name
+
+
+class _Call:
+    """One call's arguments, taken apart: leaves, what is known of each, and how to put them together again."""
+
+    def __init__(self, jitted: Jitted, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self.static: list[tuple[int | str, Any]] = []
+        dynamic: dict[int | str, Any] = {}
+        donated: list[bool] = []
+        names: list[str] = []
+        for place, value in (*enumerate(args), *sorted(kwargs.items())):
+            position, name = (place, jitted.name_of(place)) if isinstance(place, int) else (None, place)
+            if jitted.is_static(position, name):
+                self.static.append((place, value))
+                continue
+            dynamic[place] = value
+            count = len(tree.leaves(value))
+            donated += [jitted.is_donated(position, name)] * count
+            names += [f"{name}{path}" for path in tree.paths(value)]
+        # A pair of a tuple and a dict, since a dict of mixed keys cannot be sorted.
+        self._places = list(dynamic)
+        self.leaves, self._treedef = tree.flatten(tuple(dynamic.values()))
+        self.leaves = [_leaf(value, name) for value, name in zip(self.leaves, names, strict=True)]
+        self.specs = [_leaf_spec(*row) for row in zip(self.leaves, names, donated, strict=True)]
+        for _, value in self.static:
+            _check_hashable(value)
+
+    @property
+    def key(self) -> Any:
+        facts = tuple((spec.aval, spec.strides, spec.by_value) for spec in self.specs)
+        return (self._treedef, tuple(self._places), facts, tuple(self.static))
+
+    def rebuild(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """``(args, kwargs)`` with other leaves."""
+        values = dict(zip(self._places, tree.unflatten(self._treedef, leaves), strict=True))
+        values.update(self.static)
+        args = tuple(values[place] for place in sorted(p for p in values if isinstance(p, int)))
+        return args, {place: value for place, value in values.items() if isinstance(place, str)}
+
+
+def _check_hashable(value: Any) -> None:
+    try:
+        hash(value)
+    except TypeError:
+        raise TraceError(
+            f"a static argument must be hashable, got {type(value).__name__}: {value!r}{at_user_line()}"
+        ) from None
+
+
+def _leaf(value: Any, name: str) -> Any:
+    """A leaf as kernels take it: an array, or a Python number."""
+    if is_scalar(value):
+        return np.asarray(value) if isinstance(value, bool) else value
+    if isinstance(value, np.ndarray):
+        return as_value(value)
+    if isinstance(value, np.generic):
+        return np.asarray(value)
+    if hasattr(value, "__dlpack__"):
+        return value
+    if hasattr(value, "__array__"):
+        return np.asarray(value)
+    raise TraceError(
+        f"argument {name} is {type(value).__name__}: {value!r}; arguments are trees of arrays and numbers, "
+        f"anything else must be static (static_argnums, static_argnames){at_user_line()}"
+    )
+
+
+def _leaf_spec(value: Any, name: str, donated: bool) -> LeafSpec:
+    if is_scalar(value):
+        return LeafSpec(name, aval_of(value), (), True, False)
+    if isinstance(value, np.ndarray):
+        item = value.itemsize
+        strides = tuple(step // item for step in value.strides)
+        aval = aval_of(as_value(value))
+    else:
+        from trainkernel.runtime.dlpack import view
+
+        seen = view(value)
+        strides, aval = tuple(seen.strides), Aval(tuple(seen.shape), seen.dtype)
+    if any(step < 0 for step in strides):
+        raise TraceError(f"argument {name} has negative strides {strides}; pass a copy of it{at_user_line()}")
+    return LeafSpec(name, aval, strides, False, donated)
+
+
+class _Compiled:
+    """The kernel of one signature, and how its results make up the function's."""
+
+    def __init__(self, step: Step, device: str | None, options: Mapping[str, Any]) -> None:
+        from trainkernel.compiler import compile
+
+        self.step = step
+        self.kernel = compile(step.program, device=device, inplace_outputs=dict(step.inplace_outputs), **options)
+
+    def __call__(self, leaves: Sequence[Any]) -> Any:
+        outputs = self.kernel(*leaves, *self.step.captured)
+        results = [
+            leaves[result.argument] if result.argument is not None else outputs[result.output]  # type: ignore[index]
+            for result in self.step.results
+        ]
+        return tree.unflatten(self.step.structure, results)
+
+
+__all__ = ["Jitted", "Step", "jit", "trace_step"]
