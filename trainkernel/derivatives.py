@@ -14,7 +14,18 @@ from trainkernel import structure, tree
 from trainkernel.autodiff import backward, push_forward
 from trainkernel.errors import TraceError
 from trainkernel.promotion import is_float
-from trainkernel.trace import Array, alias, as_value, at_user_line, aval_of, close, is_scalar, is_tracing, new_trace
+from trainkernel.trace import (
+    Array,
+    alias,
+    as_value,
+    at_user_line,
+    aval_of,
+    close,
+    is_scalar,
+    is_tracing,
+    new_trace,
+    parameter,
+)
 
 
 class _Traced:
@@ -162,7 +173,7 @@ def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
                 f"cotangents have the structure {treedef}, the result has {traced.structure}{at_user_line()}"
             )
         values = [_cotangent(c, out) for c, out in zip(given, traced.outputs, strict=True)]
-        return structure.settle(lambda: tuple(traced.pull_back(values)))
+        return tuple(structure.settle(lambda: traced.pull_back(values)))
 
     value = tree.unflatten(traced.structure, traced.outputs)
     if not inside:
@@ -194,7 +205,8 @@ def jvp(fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]
         value = tree.unflatten(traced.structure, traced.outputs)
         return value, tree.unflatten(traced.structure, tangents_out)
 
-    return structure.settle(run)
+    value, tangent = structure.settle(run)
+    return value, tangent
 
 
 def stop_gradient(value: Any) -> Any:
@@ -215,7 +227,7 @@ def _closed_call(fun: Callable[..., Any], args: Sequence[Any], kind: str) -> tup
     flat, treedef = tree.flatten(tuple(args))
     values = structure.as_arrays(flat)
     with new_trace(kind) as trace:
-        parameters = [structure.parameter(aval_of(value), trace) for value in values]
+        parameters = [parameter(aval_of(value), trace) for value in values]
         result = fun(*tree.unflatten(treedef, parameters))
         outputs, result_structure = tree.flatten(result)
         body, constants = close(structure.as_arrays(outputs), trace, parameters)

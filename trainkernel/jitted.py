@@ -306,8 +306,10 @@ class _Call:
         dynamic: dict[int | str, Any] = {}
         donated: list[bool] = []
         names: list[str] = []
-        for place, value in (*enumerate(args), *sorted(kwargs.items())):
-            position, name = (place, jitted.name_of(place)) if isinstance(place, int) else (None, place)
+        given: list[tuple[int | str, Any]] = [*enumerate(args), *sorted(kwargs.items())]
+        for place, value in given:
+            position = place if isinstance(place, int) else None
+            name = jitted.name_of(place) if isinstance(place, int) else place
             if jitted.is_static(position, name):
                 self.static.append((place, value))
                 continue

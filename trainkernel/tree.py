@@ -93,18 +93,22 @@ def _register_dataclasses(values: Sequence[Any]) -> bool:
     classes = {type(value) for value in values if dataclasses.is_dataclass(value) and not isinstance(value, type)}
     for cls in classes:
         names = tuple(field.name for field in dataclasses.fields(cls))
-        optree.register_pytree_node(
-            cls,
-            lambda value, names=names: ([getattr(value, name) for name in names], None, names),
-            lambda _, children, cls=cls, names=names: _rebuild(cls, names, children),
-            namespace=_NAMESPACE,
-        )
+        register: Any = optree.register_pytree_node
+        register(cls, _taking_apart(names), _rebuilding(cls, names), namespace=_NAMESPACE)
     return bool(classes)
 
 
-def _rebuild(cls: type, names: Sequence[str], children: Iterable[Any]) -> Any:
-    """An instance with these fields, without running ``__init__``: it may check or convert."""
-    instance = object.__new__(cls)
-    for name, child in zip(names, children, strict=True):
-        object.__setattr__(instance, name, child)
-    return instance
+def _taking_apart(names: tuple[str, ...]) -> Callable[[Any], Any]:
+    return lambda value: ([getattr(value, name) for name in names], None, names)
+
+
+def _rebuilding(cls: Any, names: Sequence[str]) -> Callable[[Any, Iterable[Any]], Any]:
+    """Makes an instance with these fields, without running ``__init__``: it may check or convert."""
+
+    def rebuild(_: Any, children: Iterable[Any]) -> Any:
+        instance = object.__new__(cls)
+        for name, child in zip(names, children, strict=True):
+            object.__setattr__(instance, name, child)
+        return instance
+
+    return rebuild
