@@ -113,6 +113,16 @@ def test_the_emulator_can_train() -> None:
     assert ACCURACY.fullmatch(lines[-1])
 
 
+def test_the_environment_names_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINKERNEL_DEVICE", "emulator")
+    _, lines = run(steps=1)
+    assert any("us per step on the emulator" in line for line in lines)
+    assert any(line.endswith(" 1 step") for line in lines)
+    monkeypatch.setenv("TRAINKERNEL_DEVICE", "tpu")
+    with pytest.raises(OptionError, match="'tpu'"):
+        run(steps=1)
+
+
 def test_without_a_compiler_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "_emulator_problem", lambda: "no C++ compiler here")
     _, lines = run(device="reference", steps=2)
@@ -151,9 +161,9 @@ def test_steps_must_be_an_int() -> None:
 
 
 def test_plot() -> None:
-    lines = demo.plot([4.0, 3.0, 2.0, 1.0], columns=4, rows=4)
+    lines = demo.plot([3.0, 2.0, 1.0, 0.0], columns=4, rows=4)
     assert [line.split("|")[-1] for line in lines[:4]] == ["*", " *", "  *", "   *"]
-    assert lines[0].strip().startswith("4.00 |")
+    assert [line.split("|")[0].strip() for line in lines[:4]] == ["3.00", "2.00", "1.00", "0.00"]
     assert lines[-1].endswith("4 steps")
     assert len(demo.plot([1.0] * 1000)) == demo.PLOT_ROWS + 1
     assert demo.plot([float("nan")]) == ["loss: no finite value"]

@@ -222,9 +222,24 @@ def test_builder_refuses_shapes_that_do_not_fit() -> None:
         b.op("add", x, x.T)
     with pytest.raises(ProgramError, match="needs shapes"):
         b.op("mm", x, x)
+    with pytest.raises(ProgramError, match="'dims' must be None or a tuple of ints, got 0"):
+        b.op("sum", x, dims=0)
     b.op("neg", x, beta=1)
     with pytest.raises(ProgramError, match="unknown attribute 'beta' of neg"):
         b.build([])
+
+
+def test_builder_refuses_what_is_no_sequence() -> None:
+    b = ProgramBuilder()
+    with pytest.raises(ProgramError, match="input 'x': shape must be a tuple of ints, got 4"):
+        b.input("x", 4)  # type: ignore[arg-type]
+    x = b.input("x", (4,))
+    with pytest.raises(ProgramError, match=r"op 'full': shape must be a tuple of ints, got 4"):
+        b.op("full", shape=4, value=1)  # type: ignore[arg-type]
+    with pytest.raises(ProgramError, match=r"build\(\[output\]\)"):
+        b.build(x)  # type: ignore[arg-type]
+    with pytest.raises(ProgramError, match="length must be an int or an int32 scalar of this builder, got 'n'"):
+        b.loop(b.build([x]), [x], num_carry=1, length="n")  # type: ignore[arg-type]
 
 
 def test_builder_dynamic_length() -> None:

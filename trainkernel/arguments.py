@@ -243,8 +243,8 @@ def _check_array(need: ArrayNeed, value: Any, device: tuple[str, int], stream: i
                 )
     if array.requires_grad:
         raise ArgumentError(
-            f"{need.label}: got a torch tensor that requires grad, which the kernel's use of it would not be recorded "
-            "for; pass .detach(), which shares its memory"
+            f"{need.label}: got a torch tensor that requires grad, but autograd would not record the kernel's use of "
+            "it; pass .detach(), which shares its memory"
         )
     if need.written and array.framework == "jax":
         raise ArgumentError(f"{need.label}: got a JAX array, which may never be changed, for an array that is written")

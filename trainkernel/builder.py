@@ -19,6 +19,11 @@ from trainkernel.ir import InputSpec, Item, Loop, Operand, Operation, Program, S
 from trainkernel.ops import OPS
 
 
+def _check_shape(shape: object, where: str) -> None:
+    if not isinstance(shape, Sequence):
+        raise ProgramError(f"{where}: shape must be a tuple of ints, got {shape!r}")
+
+
 class ProgramBuilder:
     """Collects inputs and operations; ``build`` makes the frozen Program."""
 
@@ -36,7 +41,8 @@ class ProgramBuilder:
         return candidate
 
     def input(self, name: str, shape: Sequence[int], dtype: str = "float32") -> TensorSpec:
-        """Declare a row-major tensor input."""
+        """Declare a row-major tensor input; a name that is taken gets a suffix."""
+        _check_shape(shape, f"input {name!r}")
         spec = TensorSpec.dense(self._unique(name), tuple(shape), dtype)
         self._inputs.append(spec)
         return spec
@@ -74,11 +80,14 @@ class ProgramBuilder:
             Output dtype; that of the first tensor operand if left out, else float32.
         name : str, optional
             Buffer name, made unique by a suffix.
+        **attrs
+            The op's attributes, for example ``dims=(0,)`` of ``sum`` or ``comparison="lt"`` of ``compare``;
+            ``trainkernel.ops.OPS[op].attrs`` has them.
 
         Raises
         ------
         ProgramError
-            For an unknown op or operand shapes that do not fit.
+            For an unknown op or operand shapes that do not fit; ``build`` checks the rest.
         """
         return self.multi(op, *operands, shape=shape, dtype=dtype, name=name, **attrs)[0]
 
@@ -94,6 +103,8 @@ class ProgramBuilder:
         """Append an operation and return the specs of all its outputs."""
         if op not in OPS:
             raise ProgramError(f"unknown op {op!r}; known: {', '.join(sorted(OPS))}")
+        if shape is not None:
+            _check_shape(shape, f"op {op!r}")
         tensors = [operand for operand in operands if isinstance(operand, TensorSpec)]
         operand_shapes = [operand.shape if isinstance(operand, TensorSpec) else () for operand in operands]
         natural = OPS[op].shape(operand_shapes, attrs)
@@ -118,9 +129,13 @@ class ProgramBuilder:
     ) -> tuple[TensorSpec, ...]:
         """Append a Loop and return its outputs: the final carries, then the stacked outputs.
 
-        ``length`` is an int or an int32 scalar declared by ``scalar``; then ``room`` is the
-        leading dim of stacked outputs.
+        ``inputs`` are the constants, then ``num_carry`` initial carries, then ``num_xs`` stacked
+        inputs, of which each run of ``body`` gets a slice; ``body`` returns the carries, then a slice
+        of each stacked output. ``length`` is an int or an int32 scalar declared by ``scalar``; then
+        ``room`` is the leading dim of stacked outputs.
         """
+        if not isinstance(length, (int, TensorSpec)):
+            raise ProgramError(f"a Loop's length must be an int or an int32 scalar of this builder, got {length!r}")
         steps = length if isinstance(length, int) else room
         outputs = []
         for position, spec in enumerate(body.outputs):
@@ -132,6 +147,8 @@ class ProgramBuilder:
 
     def build(self, outputs: Sequence[TensorSpec]) -> Program:
         """The validated Program."""
+        if isinstance(outputs, TensorSpec):
+            raise ProgramError("the outputs must be a list, also of one: build([output])")
         program = Program(tuple(self._inputs), tuple(self._items), tuple(outputs))
         validate(program)
         return program

@@ -85,7 +85,10 @@ def _parser() -> argparse.ArgumentParser:
     inspecting.set_defaults(run=_inspect)
 
     demo = commands.add_parser("demo", help="train a digit classifier with one kernel per step")
-    demo.add_argument("--device", help="cuda:0, emulator or reference (default: a GPU if there is one, else reference)")
+    demo.add_argument(
+        "--device",
+        help="cuda:0, emulator or reference (default: $TRAINKERNEL_DEVICE, else a GPU if there is one, else reference)",
+    )
     demo.add_argument("--steps", type=int, default=DEMO_STEPS, help=f"training steps (default {DEMO_STEPS})")
     demo.add_argument("--dtype", default="float32", help="float32 or bfloat16: operands of the products")
     demo.add_argument(
@@ -188,9 +191,10 @@ def describe_counts(generated: Any) -> list[str]:
         f"{generated.grid_barriers} grid barriers",
         f"{generated.threads_per_block} threads per block, {generated.shared_bytes:,} bytes of shared memory, "
         f"workspace {generated.workspace_bytes:,} bytes",
-        f"operations: {generated.materialized_operations} stored, {generated.inlined_operations} inlined, "
-        f"{generated.tensor_core_operations} on tensor cores; outputs: {generated.direct_outputs} written directly, "
-        f"{generated.direct_state_commits} states updated directly",
+        f"{generated.inlined_operations} operations computed where they are used, "
+        f"{generated.tensor_core_operations} products on tensor cores",
+        f"{generated.direct_outputs} outputs written by the task that computes them, "
+        f"{generated.direct_state_commits} of them in place",
     ]
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import warnings
+from dataclasses import fields
 from typing import Any
 
 from trainkernel.errors import OptionError
 from trainkernel.ir import Program
 from trainkernel.kernel import GpuKernel, HostBound, HostKernel, Kernel
+from trainkernel.options import Options
 from trainkernel.runtime import driver, nvrtc
 from trainkernel.target import PRESETS, Target
 
@@ -49,7 +51,8 @@ def compile(
         On a GPU: a barrier not passed in that time ends the kernel and is reported by ``check`` of
         a bound launch and by a call, which then waits for the launch. None: barriers wait for ever.
     **options
-        Those of ``trainkernel.codegen.generate``. Without ``target``, the preset of the
+        Those of ``trainkernel.codegen.generate``: ``inplace_outputs``, which maps the index of an
+        output to that of the input it updates, and the tuning options. Without ``target``, the preset of the
         architecture is used where there is one, else the portable target, never the device's own
         numbers: the same program gives the same bits on devices that differ in size.
 
@@ -66,6 +69,10 @@ def compile(
     """
     from trainkernel.codegen import generate
 
+    known = ("inplace_outputs", "target", *(field.name for field in fields(Options)))
+    for option in options:
+        if option not in known:
+            raise OptionError(f"unknown option {option!r}; known: {', '.join(known)}")
     timeout_ns = _timeout_ns(barrier_timeout_ms)
     if arch is not None:
         nvrtc.check_arch(arch)

@@ -7,6 +7,7 @@ compiles that source for a named architecture; each is said in plain words.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -169,8 +170,8 @@ def run_demo(
     Parameters
     ----------
     device : str, optional
-        ``"cuda:0"``, ``"emulator"`` or ``"reference"``; left out, a GPU if there is one, else the
-        reference.
+        ``"cuda:0"``, ``"emulator"`` or ``"reference"``; left out, the environment's
+        ``TRAINKERNEL_DEVICE``, else a GPU if there is one, else the reference.
     steps : int
     dtype : {"float32", "bfloat16"}
     arch : str
@@ -247,7 +248,7 @@ class _Session:
 def _open_session(model: MlpStep, device: str | None, arch: str) -> _Session:
     inplace = dict(model.inplace_outputs)
     if device is None:
-        device = "cuda" if driver.is_available() else "reference"
+        device = os.environ.get("TRAINKERNEL_DEVICE") or ("cuda" if driver.is_available() else "reference")
     if device not in ("emulator", "reference"):
         kernel = compile_program(model.program, device=device, inplace_outputs=inplace)
         facts = driver.device_facts(int(str(kernel.device).removeprefix("cuda:")))
@@ -271,13 +272,16 @@ def _open_session(model: MlpStep, device: str | None, arch: str) -> _Session:
 
     def on_emulator() -> Trainer:
         emulated = compile_program(model.program, device="emulator", arch=arch, inplace_outputs=inplace)
+        emulated(*model.initial_inputs(SEED))  # builds it, so that no timed step does
         return HostTrainer(model, lambda inputs: emulated(*inputs))
 
     missing = _emulator_problem()
     if device == "emulator":
         if missing:
             raise CompileError(missing)
-        description = "no GPU is used; the emulator runs the generated source on the CPU"
+        description = (
+            "no GPU is used; the emulator runs the generated source on the CPU, once the C++ compiler built it"
+        )
         return _Session(kernel, cubin, "the emulator", description, resources, on_emulator, on_emulator)
     description = "no GPU is used; the NumPy reference trains on the CPU"
     if missing:
@@ -396,7 +400,7 @@ class _Printer:
 
 
 def plot(values: Sequence[float], columns: int = PLOT_COLUMNS, rows: int = PLOT_ROWS) -> list[str]:
-    """A curve as lines of text; each column is the mean of its share of the values."""
+    """A curve over zero as lines of text; each column is the mean of its share of the values, in the nearest row."""
     columns = min(columns, len(values))
     shares = np.array_split(np.asarray(values, np.float64), columns)
     means = np.array([share.mean() for share in shares])
@@ -406,11 +410,10 @@ def plot(values: Sequence[float], columns: int = PLOT_COLUMNS, rows: int = PLOT_
     top = float(finite.max()) or 1.0
     lines = []
     for row in reversed(range(rows)):
-        label = f"{top * (row + 1) / rows:6.2f}"
         cells = ""
         for mean in means:
-            height = mean / top * rows if np.isfinite(mean) else -1.0
-            cells += "*" if row < height <= row + 1 or (row == 0 and 0 <= height <= 0) else " "
-        lines.append(f"{label} |{cells}".rstrip())
-    lines.append(f"  loss +{'-' * columns} {len(values)} steps")
+            height = mean / top * (rows - 1) if np.isfinite(mean) else -1.0
+            cells += "*" if row == round(height) else " "
+        lines.append(f"{top * row / (rows - 1):6.2f} |{cells}".rstrip())
+    lines.append(f"  loss +{'-' * columns} {len(values)} step{'s' if len(values) > 1 else ''}")
     return lines

@@ -118,9 +118,10 @@ class Kernel:
         DeviceError
             If the kernel is not on a GPU.
         """
+        where = f"on device {self.device!r}" if self.device is not None else f"compiled for arch={self.arch!r} alone"
         raise DeviceError(
-            f"a kernel on device {self.device!r} uses no GPU's resources; trainkernel.runtime.nvrtc.resource_statistics"
-            "(source, arch) tells registers and spills without one"
+            f"a kernel {where} uses no GPU's resources; trainkernel.runtime.nvrtc.resource_statistics"
+            "(kernel.source, arch) tells registers and spills without one"
         )
 
     def _no_device(self) -> str:

@@ -456,6 +456,7 @@ def bind(op: str, inputs: Sequence[Any], attrs: Mapping[str, Any], dtypes: Seque
         If the shapes do not fit.
     """
     entry = OPS[op]
+    inputs = [np.asarray(operand) if isinstance(operand, np.generic) else operand for operand in inputs]
     shapes = [() if is_scalar(operand) else operand.shape for operand in inputs]
     try:
         results = entry.shape(shapes, attrs)

@@ -300,7 +300,26 @@ def run(
 ) -> tuple[np.ndarray[Any, Any], ...]:
     """Generate the kernel of a Program, run it on the CPU, and return its outputs.
 
-    ``options`` go to ``trainkernel.codegen.generate``; the others are those of ``emulate``.
+    Parameters
+    ----------
+    program : Program
+    inputs : sequence of array or number
+        As for a call of a Kernel.
+    num_blocks : int, optional
+        Grid size, at least 1; by default at most 4.
+    order : "forward", "reverse" or int
+        Order of blocks and threads; an integer seeds a random one.
+    check_races : bool
+        Watch every access: races, bounds, uninitialised reads, unwritten outputs.
+    barrier_timeout_ns : int
+        As on the device, in the emulator's virtual time; 0 waits until a deadlock is certain.
+    **options
+        Those of ``trainkernel.codegen.generate``.
+
+    Raises
+    ------
+    RaceError, EmulatorError, LaunchError
+        As ``emulate`` does.
     """
     # Late, so that emulating a kernel that exists already needs no code generator.
     # Late too: the rules on arguments are those of every device and stand above this layer.

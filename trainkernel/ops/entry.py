@@ -239,6 +239,9 @@ def reduced_dims(shape: Shape, attrs: Attrs) -> tuple[int, ...]:
     dims = attrs.get("dims")
     if dims is None:
         return tuple(range(len(shape)))
+    message = check_optional_dims(dims)
+    if message is not None:
+        raise ProgramError(f"attribute 'dims' {message}")
     wrapped = []
     for dim in dims:
         if not -len(shape) <= dim < len(shape):
