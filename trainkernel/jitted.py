@@ -171,7 +171,8 @@ def trace_step(fun: Callable[..., Any], arguments: Callable[[Sequence[Any]], Any
 
 def _check_result(out: Any) -> None:
     if not (isinstance(out, (Array, np.ndarray, np.generic)) or is_scalar(out) or hasattr(out, "__dlpack__")):
-        raise TraceError(f"a jitted function returns trees of arrays, got {type(out).__name__}: {out!r}")
+        kind = type(out).__name__
+        raise TraceError(f"a jitted function returns trees of arrays, got {kind}: {out!r}{at_user_line()}")
 
 
 def _declare(assembly: Assembly, leaf: LeafSpec, array: Array) -> None:

@@ -186,7 +186,6 @@ class Array:
 
     __slots__ = ("aval", "node", "position", "traces")
     __array_priority__ = 1000
-    __array_ufunc__ = None  # NumPy gives its operators over to ours
 
     def __init__(self, node: Node, position: int, aval: Aval, traces: frozenset[Trace]) -> None:
         self.node = node
@@ -229,6 +228,13 @@ class Array:
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         raise _no_value(self, "a NumPy array of it", "use trainkernel.numpy instead of numpy here")
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """NumPy's own functions and operators on traced arrays are those of trainkernel.numpy."""
+        function = getattr(import_module("trainkernel.numpy"), ufunc.__name__, None)
+        if method != "__call__" or kwargs or function is None:
+            raise _no_value(self, f"numpy.{ufunc.__name__} of it", "use trainkernel.numpy instead of numpy here")
+        return function(*inputs)
 
     # Operators, methods and indexing are those of trainkernel.numpy.
 

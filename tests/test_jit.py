@@ -1,0 +1,192 @@
+"""``jit``: signatures, donation, trees, numbers by value, and errors that name the user's line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import trainkernel as tk
+from trainkernel import primitives as b
+
+X = np.arange(12, dtype=np.float32).reshape(3, 4) / 7
+ROW = np.ones(4, np.float32)
+
+
+@dataclass(frozen=True)
+class State:
+    w: Any
+    moments: Any
+
+
+def reference(fun: Callable[..., Any], **options: Any) -> Any:
+    return tk.jit(fun, device="reference", **options)
+
+
+@pytest.mark.parametrize("device", ["reference", "emulator"])
+def test_operators_broadcast_and_mix_with_numpy(device: str) -> None:
+    def f(x: Any, row: Any) -> Any:
+        return (2 * x - row) / (row + 1.0) + np.float32(3) * x**2 - (-x) * ROW, x < row, 1 - x
+
+    for got, want in zip(tk.jit(f, device=device)(X, ROW), f(X, ROW), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+        assert got.dtype == want.dtype
+
+
+def test_trees_of_every_kind_go_in_and_come_out() -> None:
+    def f(tree: Any, *rest: Any, scale: Any) -> Any:
+        state = tree["state"]
+        return {"state": State(state.w * scale, (state.moments[0] + 1, None)), "list": [rest[0], ()]}
+
+    tree = {"state": State(X, (ROW, None)), "ignored": None}
+    got = reference(f)(tree, ROW, scale=2.0)
+    assert isinstance(got["state"], State) and got["state"].moments[1] is None and got["list"][1] == ()
+    np.testing.assert_array_equal(got["state"].w, X * 2)
+    np.testing.assert_array_equal(got["list"][0], ROW)
+
+
+def test_one_trace_for_each_signature() -> None:
+    traced = []
+
+    def f(x: Any, rate: float, name: str) -> Any:
+        traced.append(name)
+        return x * rate
+
+    jitted = reference(f, static_argnames="name")
+    for rate in (0.5, 2.0):
+        np.testing.assert_array_equal(jitted(X, rate, "a"), X * np.float32(rate))
+    jitted(X, 1, "a")  # an int is another dtype
+    jitted(X, 1.0, "b")
+    jitted(X[:2], 1.0, "b")
+    jitted(np.asfortranarray(X), 1.0, name="b")
+    jitted(X.astype(np.float64), 1.0, "b")
+    assert traced == ["a", "a", "b", "b", "b", "b"]
+
+
+def test_donated_arrays_are_updated_in_place_and_returned() -> None:
+    def step(state: Any, x: Any) -> Any:
+        return {"w": state["w"] + x, "n": state["n"] + 1, "kept": state["kept"]}, b.sum(state["w"])
+
+    state = {"w": X.copy(), "n": np.zeros((), np.int32), "kept": ROW.copy()}
+    jitted = reference(step, donate_argnums=0)
+    new, total = jitted(state, X)
+    assert all(new[name] is state[name] for name in state)
+    np.testing.assert_array_equal(state["w"], X + X)
+    assert float(total) == pytest.approx(float(X.sum())) and int(state["n"]) == 1
+    by_name = reference(step, donate_argnames=("state",))(state, X)[0]
+    assert by_name["w"] is state["w"]
+
+
+def test_donated_arrays_may_change_places() -> None:
+    def swap(pair: Any) -> Any:
+        return pair[1], pair[0] * 2
+
+    a, c = X.copy(), X + 1
+    for device in ("reference", "emulator"):
+        first, second = tk.jit(swap, donate_argnums=0, device=device)((a.copy(), c.copy()))
+        np.testing.assert_array_equal(first, c)
+        np.testing.assert_array_equal(second, a * 2)
+
+
+def test_a_donated_array_given_twice_is_refused() -> None:
+    x = X.copy()
+    with pytest.raises(tk.ArgumentError, match="share memory"):
+        reference(lambda x, y: x + y, donate_argnums=0)(x, x)
+
+
+def test_views_need_no_operations() -> None:
+    def f(x: Any) -> Any:
+        y = b.reshape(b.transpose(x, (1, 0)), (4, 3, 1))
+        return b.mul(b.slice(y, (1, 0, 0), (4, 3, 1), (2, 1, 1)), 2.0)
+
+    step = reference(f).lower(X)
+    assert len(step.program.operations) == 1
+    np.testing.assert_array_equal(reference(f)(X), (X.T.reshape(4, 3, 1) * 2)[1:4:2])
+
+
+def test_constants_become_numbers_or_inputs_of_their_own() -> None:
+    zeros, table = np.zeros((3, 4), np.float32), np.arange(4, dtype=np.float32)
+    step = reference(lambda x: x + zeros * 2.0 + table).lower(X)
+    assert [spec.buffer for spec in step.program.inputs] == ["x", "constant"]
+    assert len(step.program.operations) == 2 and step.captured[0] is not None
+
+
+def test_equal_work_is_done_once() -> None:
+    program = reference(lambda x: b.exp(x) + b.exp(x)).lower(X).program
+    assert str(program).count(" = exp ") == 1
+
+
+def test_dtypes_follow_the_arrays_beside_numbers() -> None:
+    half = X.astype(ml_dtypes.bfloat16)
+    got = reference(lambda x, rate: (x * 2.0, x * rate, x * (rate * 0.5), rate + 1))(half, 0.5)
+    assert [value.dtype.name for value in got] == ["bfloat16", "bfloat16", "bfloat16", "float32"]
+    ints = np.arange(4, dtype=np.int32)
+    got = reference(lambda i, u: (i + 1, i * 0.5, i + u, i / 2, i + True))(ints, ints.astype(np.uint32))
+    assert [value.dtype.name for value in got] == ["int32", "float32", "int64", "float32", "int32"]
+
+
+def test_jit_inside_of_jit_is_one_program() -> None:
+    inner = reference(lambda x: x * 2.0)
+    program = reference(lambda x: inner(x) + 1.0).lower(X).program
+    assert len(program.operations) == 2
+
+
+def test_methods_are_functions_too() -> None:
+    class Model:
+        scale = 3.0
+
+        @tk.jit(device="reference", static_argnums=0)
+        def apply(self, x: Any) -> Any:
+            return x * self.scale
+
+    np.testing.assert_array_equal(Model().apply(X), X * 3)
+
+
+def test_the_kernel_can_be_looked_at() -> None:
+    jitted = reference(lambda x: b.exp(x))
+    kernel = jitted.kernel(X)
+    assert kernel.program == jitted.lower(X).program and "expf" in kernel.source
+
+
+LEAKED: list[Any] = []
+
+
+def leak(x: Any) -> Any:
+    LEAKED.append(x * 2.0)
+    return x
+
+
+def use_leaked() -> Any:
+    reference(leak)(X)
+    return reference(lambda x: x + LEAKED[-1])(X)
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "branch": (lambda: reference(lambda x: x if b.sum(x) > 0 else -x)(X), "its truth cannot be had"),
+    "float": (lambda: reference(lambda x: float(b.sum(x)))(X), "a float of it cannot be had"),
+    "numpy": (lambda: reference(lambda x: np.add.reduce(x))(X), "use trainkernel.numpy instead of numpy here"),
+    "range": (lambda: reference(lambda n: list(range(n)))(3), "an index of it cannot be had"),
+    "assignment": (lambda: reference(lambda x: x.__setitem__(0, 1.0))(X), "x = x.at[index].set(value)"),
+    "leaked": (use_leaked, "the array leaked out of its function"),
+    "shapes": (lambda: reference(lambda x, y: x + y)(X, np.ones(3, np.float32)), "[3, 4] and [3] do not broadcast"),
+    "product": (lambda: reference(lambda x: b.mm(x, x))(X), "got [3, 4] and [3, 4]"),
+    "string": (lambda: reference(lambda x, s: x)(X, "s"), "argument s is str: 's'"),
+    "unhashable": (lambda: reference(lambda x, s: x, static_argnums=1)(X, [1]), "must be hashable, got list"),
+    "result": (lambda: reference(lambda x: "a")(X), "returns trees of arrays, got str"),
+    "dtype": (lambda: reference(lambda x: x)(X.astype(np.complex64)), "dtype complex64 are not supported"),
+    "donated": (lambda: reference(lambda x: x, donate_argnums=3), "donate_argnums names argument 3"),
+    "negative strides": (lambda: reference(lambda x: x + 1)(X[::-1]), "negative strides"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_name_the_users_line(name: str) -> None:
+    call, message = REFUSED[name]
+    with pytest.raises(tk.TraceError) as caught:
+        call()
+    assert message in str(caught.value)
+    assert "test_jit.py:" in str(caught.value)
