@@ -177,7 +177,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "string": (lambda: reference(lambda x, s: x)(X, "s"), "argument s is str: 's'"),
     "unhashable": (lambda: reference(lambda x, s: x, static_argnums=1)(X, [1]), "must be hashable, got list"),
     "result": (lambda: reference(lambda x: "a")(X), "returns trees of arrays, got str"),
-    "dtype": (lambda: reference(lambda x: x)(X.astype(np.complex64)), "dtype complex64 are not supported"),
+    "dtype": (lambda: reference(lambda x: x)(X.astype(np.complex64)), "dtype complex64, which is not supported"),
     "donated": (lambda: reference(lambda x: x, donate_argnums=3), "donate_argnums names argument 3"),
     "negative strides": (lambda: reference(lambda x: x + 1)(X[::-1]), "negative strides"),
 }

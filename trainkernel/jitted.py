@@ -17,6 +17,7 @@ import numpy as np
 
 from trainkernel import structure, tree
 from trainkernel.assemble import Assembly
+from trainkernel.dtypes import DTYPES, name_of_numpy
 from trainkernel.errors import TraceError
 from trainkernel.ir import Program, ScalarSpec, TensorSpec
 from trainkernel.trace import (
@@ -270,16 +271,22 @@ class Jitted:
             compiled = self._compiled[key] = _Compiled(step, self._device, self._options)
         return compiled
 
-    def is_static(self, position: int | None, name: str | None) -> bool:
-        return position in self._static_argnums or name in self._static_names
+    @property
+    def has_static(self) -> bool:
+        return bool(self._static_names or self._static_argnums)
 
-    def is_donated(self, position: int | None, name: str | None) -> bool:
-        return position in self._donate_argnums or name in self._donated_names
+    def is_static(self, place: int | str) -> bool:
+        return place in self._static_argnums or self.name_of(place) in self._static_names
 
-    def name_of(self, position: int) -> str:
-        """The parameter's name of a positional argument."""
+    def is_donated(self, place: int | str) -> bool:
+        return place in self._donate_argnums or self.name_of(place) in self._donated_names
+
+    def name_of(self, place: int | str) -> str:
+        """The parameter's name of a positional or keyword argument."""
+        if isinstance(place, str):
+            return place
         names = [] if self._signature is None else list(self._signature.parameters)
-        return names[position] if position < len(names) else f"arg{position}"
+        return names[place] if place < len(names) else f"arg{place}"
 
 
 def _signature(fun: Callable[..., Any]) -> inspect.Signature | None:
@@ -300,41 +307,53 @@ def _named(signature: inspect.Signature | None, positions: Iterable[int], what: 
 
 
 class _Call:
-    """One call's arguments, taken apart: leaves, what is known of each, and how to put them together again."""
+    """One call's arguments, taken apart: leaves, what is known of each, and how to put them together again.
+
+    ``key`` is all that a later call of the same signature costs; names are made when it is traced.
+    """
 
     def __init__(self, jitted: Jitted, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        self.static: list[tuple[int | str, Any]] = []
-        dynamic: dict[int | str, Any] = {}
-        donated: list[bool] = []
-        names: list[str] = []
+        self._jitted = jitted
+        self._static: list[tuple[int | str, Any]] = []
+        self._dynamic: dict[int | str, Any] = {}
         given: list[tuple[int | str, Any]] = [*enumerate(args), *sorted(kwargs.items())]
         for place, value in given:
-            position = place if isinstance(place, int) else None
-            name = jitted.name_of(place) if isinstance(place, int) else place
-            if jitted.is_static(position, name):
-                self.static.append((place, value))
-                continue
-            dynamic[place] = value
-            count = len(tree.leaves(value))
-            donated += [jitted.is_donated(position, name)] * count
-            names += [f"{name}{path}" for path in tree.paths(value)]
-        # A pair of a tuple and a dict, since a dict of mixed keys cannot be sorted.
-        self._places = list(dynamic)
-        self.leaves, self._treedef = tree.flatten(tuple(dynamic.values()))
-        self.leaves = [_leaf(value, name) for value, name in zip(self.leaves, names, strict=True)]
-        self.specs = [_leaf_spec(*row) for row in zip(self.leaves, names, donated, strict=True)]
-        for _, value in self.static:
+            is_static = jitted.has_static and jitted.is_static(place)
+            if is_static:
+                self._static.append((place, value))
+            else:
+                self._dynamic[place] = value
+        self.leaves, self._treedef = tree.flatten(tuple(self._dynamic.values()))
+        self.leaves = [leaf if isinstance(leaf, np.ndarray) else _as_leaf(leaf, self) for leaf in self.leaves]
+        self._facts = tuple([_facts(leaf) for leaf in self.leaves])
+        for _, value in self._static:
             _check_hashable(value)
+        self.key = (self._treedef, tuple(self._dynamic), self._facts, tuple(self._static))
+
+    def describe(self, value: Any) -> str:
+        """The path of a leaf, for messages: ``params['w']``."""
+        leaves = [leaf for argument in self._dynamic.values() for leaf in tree.leaves(argument)]
+        return next(name for name, leaf in zip(self._names(), leaves, strict=True) if leaf is value)
+
+    def _names(self) -> list[str]:
+        names = []
+        for place, value in self._dynamic.items():
+            names += [f"{self._jitted.name_of(place)}{path}" for path in tree.paths(value)]
+        return names
 
     @property
-    def key(self) -> Any:
-        facts = tuple((spec.aval, spec.strides, spec.by_value) for spec in self.specs)
-        return (self._treedef, tuple(self._places), facts, tuple(self.static))
+    def specs(self) -> list[LeafSpec]:
+        """What is known of each leaf."""
+        donated: list[bool] = []
+        for place, value in self._dynamic.items():
+            donated += [self._jitted.is_donated(place)] * len(tree.leaves(value))
+        rows = zip(self.leaves, self._facts, self._names(), donated, strict=True)
+        return [_leaf_spec(leaf, facts, name, is_donated) for leaf, facts, name, is_donated in rows]
 
     def rebuild(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """``(args, kwargs)`` with other leaves."""
-        values = dict(zip(self._places, tree.unflatten(self._treedef, leaves), strict=True))
-        values.update(self.static)
+        values = dict(zip(self._dynamic, tree.unflatten(self._treedef, leaves), strict=True))
+        values.update(self._static)
         args = tuple(values[place] for place in sorted(p for p in values if isinstance(p, int)))
         return args, {place: value for place, value in values.items() if isinstance(place, str)}
 
@@ -348,39 +367,45 @@ def _check_hashable(value: Any) -> None:
         ) from None
 
 
-def _leaf(value: Any, name: str) -> Any:
-    """A leaf as kernels take it: an array, or a Python number."""
-    if is_scalar(value):
-        return np.asarray(value) if isinstance(value, bool) else value
-    if isinstance(value, np.ndarray):
-        return as_value(value)
-    if isinstance(value, np.generic):
+def _as_leaf(value: Any, call: _Call) -> Any:
+    """A leaf as kernels take it: an array or a Python number."""
+    if isinstance(value, (bool, np.generic)):
         return np.asarray(value)
-    if hasattr(value, "__dlpack__"):
+    if is_scalar(value) or hasattr(value, "__dlpack__"):
         return value
     if hasattr(value, "__array__"):
         return np.asarray(value)
     raise TraceError(
-        f"argument {name} is {type(value).__name__}: {value!r}; arguments are trees of arrays and numbers, "
-        f"anything else must be static (static_argnums, static_argnames){at_user_line()}"
+        f"argument {call.describe(value)} is {type(value).__name__}: {value!r}; arguments are trees of arrays and "
+        f"numbers, anything else must be static (static_argnums, static_argnames){at_user_line()}"
     )
 
 
-def _leaf_spec(value: Any, name: str, donated: bool) -> LeafSpec:
-    if is_scalar(value):
-        return LeafSpec(name, aval_of(value), (), True, False)
-    if isinstance(value, np.ndarray):
-        item = value.itemsize
-        strides = tuple(step // item for step in value.strides)
-        aval = aval_of(as_value(value))
-    else:
-        from trainkernel.runtime.dlpack import view
+def _facts(leaf: Any) -> Any:
+    """What a signature holds of a leaf: ``(shape, dtype, strides in bytes)``, or a Python number's type."""
+    if isinstance(leaf, np.ndarray):
+        return leaf.shape, leaf.dtype, leaf.strides
+    if is_scalar(leaf):
+        return type(leaf)
+    from trainkernel.runtime.dlpack import view
 
-        seen = view(value)
-        strides, aval = tuple(seen.strides), Aval(tuple(seen.shape), seen.dtype)
+    seen = view(leaf)
+    dtype = DTYPES[seen.dtype].numpy
+    return tuple(seen.shape), dtype, tuple(step * dtype.itemsize for step in seen.strides)
+
+
+def _leaf_spec(leaf: Any, facts: Any, name: str, donated: bool) -> LeafSpec:
+    if is_scalar(leaf):
+        return LeafSpec(name, aval_of(leaf), (), True, False)
+    shape, dtype, strides = facts
+    known = name_of_numpy(dtype)
+    if known is None:
+        raise TraceError(
+            f"argument {name} has dtype {dtype}, which is not supported; known: {', '.join(DTYPES)}{at_user_line()}"
+        )
     if any(step < 0 for step in strides):
         raise TraceError(f"argument {name} has negative strides {strides}; pass a copy of it{at_user_line()}")
-    return LeafSpec(name, aval, strides, False, donated)
+    return LeafSpec(name, Aval(shape, known), tuple(step // dtype.itemsize for step in strides), False, donated)
 
 
 class _Compiled:
