@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("serialization", "builder"),
     ("reference",),
     ("mlp", "data"),
-    ("options", "indexing"),
+    ("options", "indexing", "arithmetic"),
     ("access", "lowering", "passes", "products"),
     ("fusion", "placement", "schedule"),
     ("memory",),

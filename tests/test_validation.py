@@ -101,7 +101,10 @@ OPERATIONS: dict[str, tuple[Operation, str]] = {
     "axis twice": (operation("sum", [X], dense(3), dims=(1, -1)), "name a dim twice"),
     "reduction output": (operation("sum", [X], dense(4), dims=(1,)), "does not fit; sum gives [3]"),
     "reduction order": (operation("sum", [view((2, 3, 2), (6, 2, 1))], dense(3, 2), dims=(2,)), "does not fit"),
-    "empty maximum": (operation("max", [view((0, 4), (4, 1))], dense(4), dims=(0,)), "maximum or minimum of no elements"),
+    "empty maximum": (
+        operation("max", [view((0, 4), (4, 1))], dense(4), dims=(0,)),
+        "maximum or minimum of no elements",
+    ),
     "output strides": (operation("neg", [X], view((3, 4), (1, 3), buffer="y")), "row-major with offset 0"),
     "output gaps": (operation("neg", [X], view((3, 4), (8, 1), buffer="y")), "row-major with offset 0"),
     "output offset": (operation("neg", [X], view((3, 4), (4, 1), 2, buffer="y")), "row-major with offset 0"),

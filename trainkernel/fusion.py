@@ -170,7 +170,7 @@ def _operand_evaluations(item: Item, count: float, target: Target, options: Opti
         times += [(spec.buffer, item.outputs[0].num_elements) for spec in item.tensor_inputs[:-2]]
         return [(buffer, float(number)) for buffer, number in times]
     if kind == "reduction":
-        passes = 2 if item.op == "softmax_stats" else 1
+        passes = 2 if item.op in ("softmax_stats", "moments") else 1
         return [(spec.buffer, float(passes * spec.num_elements)) for spec in item.tensor_inputs]
     return [(spec.buffer, count) for spec in item.tensor_inputs]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from trainkernel.arithmetic import domain_of
 from trainkernel.ir import Item, Operation, Program, TensorSpec
 from trainkernel.options import Options
 from trainkernel.passes import map_bodies
@@ -29,7 +30,7 @@ def lower(program: Program, target: Target, options: Options) -> Program:
     for item in program.operations:
         if isinstance(item, Operation) and item.op in ("mm", "addmm"):
             items += _lower_product(item, target, options, taken)
-        elif isinstance(item, Operation) and item.op in ("sum", "mean", "max"):
+        elif isinstance(item, Operation) and item.op in ("sum", "mean", "max", "min", "prod"):
             items += _lower_reduction(item, target, options, taken)
         else:
             items.append(item)
@@ -37,12 +38,14 @@ def lower(program: Program, target: Target, options: Options) -> Program:
     return map_bodies(lowered, lambda body: lower(body, target, options))
 
 
-def _partials_spec(name: str, count: int, shape: tuple[int, ...], taken: set[str]) -> TensorSpec:
-    buffer = f"{name}_partials"
+def _partials_spec(operation: Operation, count: int, taken: set[str]) -> TensorSpec:
+    """Partial results of an operation, stored as the dtype of the domain in which it computes."""
+    out = operation.outputs[0]
+    buffer = f"{out.buffer}_partials"
     while buffer in taken:
         buffer += "_"
     taken.add(buffer)
-    return TensorSpec.dense(buffer, (count, *shape), "float32")
+    return TensorSpec.dense(buffer, (count, *out.shape), domain_of(operation))
 
 
 def _lower_product(operation: Operation, target: Target, options: Options, taken: set[str]) -> list[Item]:
@@ -51,7 +54,7 @@ def _lower_product(operation: Operation, target: Target, options: Options, taken
         return [operation]
     *bias, a, b = operation.inputs
     out = operation.outputs[0]
-    partials = _partials_spec(out.buffer, plan.split, out.shape, taken)
+    partials = _partials_spec(operation, plan.split, taken)
     first = Operation(operation.name, "product_partials", (a, b), partials, {"chunk": plan.chunk}, operation.location)
     attrs = {"reduce": "sum", **operation.attrs}
     if operation.attrs.get("beta", 1) == 0:
@@ -65,8 +68,8 @@ def _lower_reduction(operation: Operation, target: Target, options: Options, tak
     if plan.partials == 1:
         return [operation]
     out = operation.outputs[0]
-    kind = "max" if operation.op == "max" else "sum"
-    partials = _partials_spec(out.buffer, plan.partials, out.shape, taken)
+    kind = "sum" if operation.op == "mean" else operation.op
+    partials = _partials_spec(operation, plan.partials, taken)
     attrs = {"reduce": kind, "chunk": plan.chunk, "dims": operation.attrs.get("dims")}
     first = Operation(operation.name, "reduce_partials", operation.inputs, partials, attrs, operation.location)
     divisor = plan.count if operation.op == "mean" else 1

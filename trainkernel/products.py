@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from trainkernel.arithmetic import domain_of
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.ops import reduced_dims
 from trainkernel.options import Options
@@ -47,7 +48,7 @@ class ProductPlan:
     ----------
     path : str
         ``"gemv"`` (one row, depth split over a block's threads), ``"gemv_t"`` (one column),
-        ``"thin"`` (one thread per output), ``"tensor"`` (``mma.sync`` tiles), ``"tile"``
+        ``"thin"`` (one thread per output; all that are not float32), ``"tensor"`` (``mma.sync`` tiles), ``"tile"``
         (float32 FMA tiles).
     m, n, k : int
         Product shape.
@@ -96,6 +97,8 @@ def plan_product(operation: Operation, target: Target, options: Options) -> Prod
     skew = 16 if options.shared_skew is None else options.shared_skew
     if operation.attrs.get("alpha", 1) == 0:
         return _thin(m, n, 0, target, threads, skew)
+    if domain_of(operation) != "float32":
+        return _thin(m, n, k, target, threads, skew)
     if k >= GEMV_MIN_DEPTH and options.split_k_gemv is not False and min(m, n) == 1:
         if m == 1:
             return ProductPlan("gemv", m, n, k, 1, 32, k, 1, k, skew)
@@ -207,7 +210,7 @@ def plan_reduction(operation: Operation, target: Target, options: Options) -> Re
     last = max((dim for dim, size in enumerate(source.shape) if size > 1), default=-1)
     by_columns = last >= 0 and last not in dims
     warps = options.threads // 32
-    splittable = operation.op != "softmax_stats"
+    splittable = operation.op not in ("softmax_stats", "moments")
     if by_columns and rows >= 8:
         pieces = ceil_div(rows, 32)
         partials = _column_partials(count, pieces, target) if splittable else 1

@@ -2,21 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trainkernel.access import AccessWalker, ReductionSpace
+from trainkernel.arithmetic import domain_of
+from trainkernel.codegen.conversions import C_TYPES, register_type, store
 from trainkernel.codegen.text import comment
-from trainkernel.codegen.values import PointerText, TaskScope, ValueScope, rounded, store, uniform_buffers
+from trainkernel.codegen.values import PointerText, TaskScope, ValueScope, reduce_type, uniform_buffers
+from trainkernel.dtypes import DTYPES
 from trainkernel.indexing import ZERO, Index, Variable, delinearize, linearize, variable
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.memory import Frame
+from trainkernel.ops import literal
+from trainkernel.ops.domains import domain_of_dtype
 from trainkernel.placement import elements_per_thread
 from trainkernel.products import ProductPlan, ReductionPlan, ceil_div
 from trainkernel.schedule import Task
 
 _FORMATS = {"float16": "TkFloat16Format", "bfloat16": "TkBfloat16Format"}
 _INDENT = "  "
+
+
+@dataclass(frozen=True)
+class _TwoPasses:
+    """A reduction in two passes over its row.
+
+    ``kind`` is how the first reduces, ``first`` names its result; the second sums ``term``, an
+    expression by domain over an element ``x``, which the function object ``load`` evaluates.
+    """
+
+    kind: str
+    first: str
+    load: str
+    term: Mapping[str, str]
+
+
+# An infinite maximum must not meet itself as inf - inf.
+_TWO_PASSES = {
+    "softmax_stats": _TwoPasses(
+        "max",
+        "largest",
+        "load_exp",
+        {
+            "float32": "x == largest ? 1.0f : expf(__fsub_rn(x, largest))",
+            "float64": "x == largest ? 1.0 : exp(__dsub_rn(x, largest))",
+        },
+    ),
+    "moments": _TwoPasses(
+        "sum",
+        "mean",
+        "load_square",
+        {
+            "float32": "__fmul_rn(__fsub_rn(x, mean), __fsub_rn(x, mean))",
+            "float64": "__dmul_rn(__dsub_rn(x, mean), __dsub_rn(x, mean))",
+        },
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -61,22 +103,22 @@ def emit_task(
     return TaskFunction(
         name,
         "\n".join(lines),
-        frozenset(emitter.templates),
+        frozenset(emitter.templates | emitter.scope.templates),
         emitter.shared_bytes,
         uses_uniform,
         emitter.needs_free_shared,
     )
 
 
-def emit_uniform(frame: Frame, base: PointerText, scalar: PointerText) -> list[str]:
-    """The struct of values that are the same for the whole launch, and the function that computes it."""
+def emit_uniform(frame: Frame, base: PointerText, scalar: PointerText) -> tuple[list[str], frozenset[str]]:
+    """The struct of values that are the same for the whole launch and the function that computes it; its templates."""
     names = uniform_buffers(frame)
     scope = TaskScope(frame, base, scalar, hoist=False)
     scope.uniform = ()
     values = ValueScope(scope, {}, None)
     results = [values.element(name, ZERO) for name in names]
-    fields = " ".join(f"float v_{name};" for name in names)
-    return [
+    fields = " ".join(f"{register_type(scope.dtype(name))} v_{name};" for name in names)
+    lines = [
         "// Values that depend on scalars alone, the same for the whole launch.",
         f"struct TkUniform {{ {fields} }};",
         "",
@@ -86,6 +128,7 @@ def emit_uniform(frame: Frame, base: PointerText, scalar: PointerText) -> list[s
         "}",
         "",
     ]
+    return lines, frozenset(scope.templates)
 
 
 def _describe(task: Task) -> list[str]:
@@ -118,6 +161,9 @@ class _TaskEmitter:
         lines = self._members(registers, element)
         return lines + [self._store(name, registers[name], element) for name in self.task.stores]
 
+    def _register_type(self, buffer: str) -> str:
+        return register_type(self.scope.dtype(buffer))
+
     def _store(self, buffer: str, value: str, element: Index) -> str:
         storage = self.frame.storage(buffer)
         return store(self.scope.pointer(buffer, storage, const=False), element, value, storage.dtype)
@@ -129,7 +175,7 @@ class _TaskEmitter:
         registers: dict[str, str] = {}
         lines = self._members(registers, element)
         stores = [(self._store(name, "{}", element), registers[name]) for name in self.task.stores]
-        return self._elementwise(lines, stores)
+        return self._elementwise(lines, stores, [self._register_type(name) for name in self.task.stores])
 
     def copy(self) -> list[str]:
         copy = self.task.copy
@@ -139,13 +185,20 @@ class _TaskEmitter:
         pointer = self.scope.pointer("destination", destination, const=False)
         values = ValueScope(self.scope, {}, element)
         if copy.source is None:
-            value = "0.0f"
+            value = literal(0, domain_of_dtype(destination.dtype))
         else:
-            value = values.operand(copy.source, delinearize(element, copy.shape))
-        return self._elementwise(values.lines, [(store(pointer, element, "{}", destination.dtype), value)])
+            own = domain_of_dtype(copy.source.dtype)
+            value = values.operand(copy.source, delinearize(element, copy.shape), own)
+            if own != domain_of_dtype(destination.dtype):
+                value = self.scope.rounded(value, own, destination.dtype)
+        stores = [(store(pointer, element, "{}", destination.dtype), value)]
+        return self._elementwise(values.lines, stores, [register_type(destination.dtype)])
 
-    def _elementwise(self, lines: list[str], stores: list[tuple[str, str]]) -> list[str]:
-        """The loop of one thread over its elements; all loads come before all stores."""
+    def _elementwise(self, lines: list[str], stores: list[tuple[str, str]], types: list[str]) -> list[str]:
+        """The loop of one thread over its elements; all loads come before all stores.
+
+        ``stores`` are pairs of a statement with a gap and the value for it, ``types`` the values' C types.
+        """
         total = self.task.num_elements
         unroll = elements_per_thread(total, self.threads, self.frame.schedule.target)
         first = f"piece * {self.threads * unroll} + (tk_index)threadIdx.x"
@@ -157,10 +210,10 @@ class _TaskEmitter:
         names = [f"o_{number}" for number in range(len(stores))]
         keep = [f"{name}[u] = {value};" for name, (_, value) in zip(names, stores, strict=True)]
         write = [text.format(f"{name}[u]") for name, (text, _) in zip(names, stores, strict=True)]
-        result = [
-            f"const tk_index first = (tk_index){first};",
-            f"float {', '.join(f'{name}[{unroll}]' for name in names)};",
-        ]
+        result = [f"const tk_index first = (tk_index){first};"]
+        for c_type in dict.fromkeys(types):
+            own = [name for name, other in zip(names, types, strict=True) if other == c_type]
+            result.append(f"{c_type} {', '.join(f'{name}[{unroll}]' for name in own)};")
         for body in (lines + keep, write):
             inner = [f"const tk_index i = first + u * {self.threads};"]
             inner += _block(f"if (i < {total})", body) if guard else body
@@ -211,53 +264,63 @@ class _TaskEmitter:
         return f"(tk_index)({piece}) * 32 + threadIdx.x % 32"
 
     def _load_element(self, root: Operation, plan: ReductionPlan) -> list[str]:
-        source = root.inputs[0]
+        source, domain = root.inputs[0], domain_of(root)
         assert isinstance(source, TensorSpec)
         space = ReductionSpace.of(root)
         values = ValueScope(self.scope, {}, None)
-        text = "0.0f"
+        text = literal(0, domain)
         if source.num_elements:
             coordinates = space.coordinates(variable("r", plan.rows), variable("k", plan.count))
-            text = values.operand(source, coordinates)
-        return _lambda("load", "tk_index k", values.lines, text)
+            text = values.operand(source, coordinates, domain)
+        return _lambda("load", "tk_index k", values.lines, text, C_TYPES[domain])
 
     def _reduce_calls(self, root: Operation, plan: ReductionPlan, begin: str, end: str) -> tuple[list[str], list[str]]:
-        if root.op == "softmax_stats":
-            return self._softmax_calls(root, plan, begin, end)
-        kind = root.attrs.get("reduce", "max" if root.op == "max" else "sum")
-        out = root.outputs[0]
-        call = self._reduce_call("TkMax" if kind == "max" else "TkSum", plan, begin, end, "load", everyone=False)
-        values = ValueScope(self.scope, {}, None)
+        if root.op in _TWO_PASSES:
+            return self._two_passes(root, plan, begin, end)
+        domain, out = domain_of(root), root.outputs[0]
+        kind = root.attrs.get("reduce", root.op)
+        call = self._reduce_call(kind, domain, plan, begin, end, "load", everyone=False)
         divisor = plan.count if root.op == "mean" else root.attrs.get("divisor", 1)
         if root.op == "mean" or divisor != 1:
             # Not scaled(): the mean of no elements is 0 / 0.
-            call = f"__fdiv_rn({call}, {float(divisor)}f)"
+            call = _divided(call, divisor, domain)
         name = self.scope.fresh(out.buffer)
-        return [name], values.lines + [f"const float {name} = {rounded(call, out.dtype)};"]
+        return [name], [self.scope.declaration(name, out.dtype, self.scope.rounded(call, domain, out.dtype))]
 
-    def _softmax_calls(self, root: Operation, plan: ReductionPlan, begin: str, end: str) -> tuple[list[str], list[str]]:
-        largest, total = (self.scope.fresh(spec.buffer) for spec in root.outputs)
-        lines = [f"const float largest = {self._reduce_call('TkMax', plan, begin, end, 'load', everyone=True)};"]
-        # An infinite maximum must not meet itself as inf - inf.
-        body = ["const float x = load(k);"]
-        lines += _lambda("load_exp", "tk_index k", body, "x == largest ? 1.0f : expf(__fsub_rn(x, largest))")
-        call = self._reduce_call("TkSum", plan, begin, end, "load_exp", everyone=False)
-        lines.append(f"const float {largest} = {rounded('largest', root.outputs[0].dtype)};")
-        lines.append(f"const float {total} = {rounded(call, root.outputs[1].dtype)};")
-        return [largest, total], lines
+    def _two_passes(self, root: Operation, plan: ReductionPlan, begin: str, end: str) -> tuple[list[str], list[str]]:
+        """A reduction whose second pass over its row needs the result of the first."""
+        passes, domain = _TWO_PASSES[root.op], domain_of(root)
+        first = self._reduce_call(passes.kind, domain, plan, begin, end, "load", everyone=True)
+        if root.op == "moments":
+            first = _divided(first, plan.count, domain)
+        lines = [f"const {C_TYPES[domain]} {passes.first} = {first};"]
+        body = [f"const {C_TYPES[domain]} x = load(k);"]
+        lines += _lambda(passes.load, "tk_index k", body, passes.term[domain], C_TYPES[domain])
+        second = self._reduce_call("sum", domain, plan, begin, end, passes.load, everyone=False)
+        if root.op == "moments":
+            second = _divided(second, plan.count, domain)
+        names = [self.scope.fresh(spec.buffer) for spec in root.outputs]
+        for name, spec, value in zip(names, root.outputs, (passes.first, second), strict=True):
+            lines.append(self.scope.declaration(name, spec.dtype, self.scope.rounded(value, domain, spec.dtype)))
+        return names, lines
 
-    def _reduce_call(self, op: str, plan: ReductionPlan, begin: str, end: str, load: str, *, everyone: bool) -> str:
+    def _reduce_call(
+        self, kind: str, domain: str, plan: ReductionPlan, begin: str, end: str, load: str, *, everyone: bool
+    ) -> str:
+        op = reduce_type(kind, domain, self.scope.templates)
+        prefix, c_type = "tk_reduce" if domain == "float32" else "tk_typed_reduce", C_TYPES[domain]
+        itemsize_bytes = DTYPES[domain].itemsize_bytes
         flag = "true" if everyone else "false"
         if plan.path == "thread":
-            return f"tk_reduce_lane<{op}, 1>({begin}, {end}, {load})"
+            return f"{prefix}_lane<{op}, 1>({begin}, {end}, {load})"
         if plan.path == "warp":
-            return f"tk_reduce_warp<{op}>({begin}, {end}, {load})"
+            return f"{prefix}_warp<{op}>({begin}, {end}, {load})"
         if plan.path == "block":
-            self.shared_bytes = max(self.shared_bytes, self.threads // 32 * 4)
-            return f"tk_reduce_block<{op}, {self.threads}, {flag}>({begin}, {end}, (float*)shared, {load})"
-        self.shared_bytes = max(self.shared_bytes, self.threads * 4)
+            self.shared_bytes = max(self.shared_bytes, self.threads // 32 * itemsize_bytes)
+            return f"{prefix}_block<{op}, {self.threads}, {flag}>({begin}, {end}, ({c_type}*)shared, {load})"
+        self.shared_bytes = max(self.shared_bytes, self.threads * itemsize_bytes)
         inside = f"r < {plan.rows}"
-        return f"tk_reduce_columns<{op}, {self.threads}, {flag}>({inside}, {begin}, {end}, (float*)shared, {load})"
+        return f"{prefix}_columns<{op}, {self.threads}, {flag}>({inside}, {begin}, {end}, ({c_type}*)shared, {load})"
 
     # ------------------------------------------------------------------ products
 
@@ -275,10 +338,12 @@ class _TaskEmitter:
         assert isinstance(a, TensorSpec) and isinstance(b, TensorSpec)
         return a, b
 
-    def _load(self, name: str, operand: TensorSpec, coordinates: Sequence[Index], arguments: str) -> list[str]:
+    def _load(
+        self, name: str, operand: TensorSpec, coordinates: Sequence[Index], arguments: str, domain: str = "float32"
+    ) -> list[str]:
         values = ValueScope(self.scope, {}, None)
-        text = values.operand(operand, coordinates) if operand.num_elements else "0.0f"
-        return _lambda(name, arguments, values.lines, text)
+        text = values.operand(operand, coordinates, domain) if operand.num_elements else literal(0, domain)
+        return _lambda(name, arguments, values.lines, text, C_TYPES[domain])
 
     def _result(self, root: Operation, coordinates: Sequence[Index]) -> tuple[list[str], dict[str, str]]:
         """From the accumulated ``sum`` to the product's value in a register."""
@@ -286,9 +351,8 @@ class _TaskEmitter:
         values = ValueScope(self.scope, {}, None)
         bias = root.inputs[:-2] if root.attrs.get("beta", 1) != 0 else ()
         name = self.scope.fresh(out.buffer)
-        text = values.scaled("sum", root, bias, coordinates)
-        lines = values.lines + [f"const float {name} = {rounded(text, out.dtype)};"]
-        return lines, {out.buffer: name}
+        text = self.scope.rounded(values.scaled("sum", root, bias, coordinates), domain_of(root), out.dtype)
+        return [*values.lines, self.scope.declaration(name, out.dtype, text)], {out.buffer: name}
 
     def _finish(self, root: Operation, coordinates: Sequence[Index], element: Index) -> list[str]:
         """From the accumulated ``sum`` to the stores."""
@@ -305,8 +369,14 @@ class _TaskEmitter:
         m, n = delinearize(element, (plan.m, plan.n))
         k = variable("k", plan.k)
         tile, begin, end, head = self._depth_range(plan, root)
-        body = self._load("load_a", a, (m, k), "tk_index k") + self._load("load_b", b, (k, n), "tk_index k")
-        body.append(f"const float sum = tk_thin_product({begin}, {end}, load_a, load_b);")
+        domain = domain_of(root)
+        c_type, function = C_TYPES[domain], "tk_thin_product"
+        if domain != "float32":
+            self.templates |= {"typed", "typed_product"}
+            function = f"tk_typed_thin_product<{c_type}>"
+        body = self._load("load_a", a, (m, k), "tk_index k", domain)
+        body += self._load("load_b", b, (k, n), "tk_index k", domain)
+        body.append(f"const {c_type} sum = {function}({begin}, {end}, load_a, load_b);")
         stored = linearize((variable("s", plan.split), element), (plan.m * plan.n, 1))
         body += self._finish(root, (m, n), stored)
         head.append(f"const tk_index i = (tk_index)({tile}) * {self.threads} + threadIdx.x;")
@@ -376,14 +446,22 @@ class _TaskEmitter:
         body, registers = self._result(root, coordinates)
         body += self._members(registers, element)
         stores = self.task.stores
-        body += [f"results[{place}] = {registers[name]};" for place, name in enumerate(stores)]
-        writes = [self._store(name, f"results[{place}]", element) for place, name in enumerate(stores)]
-        reference = f"float (&results)[{len(stores)}]"
-        lines = _lambda("compute", f"tk_index m, tk_index n, float sum, {reference}", body, None)
+        types = [self._register_type(name) for name in stores]
+        if set(types) == {"float"}:
+            places = [f"results[{place}]" for place in range(len(stores))]
+            lines, results, reference = [], str(len(stores)), f"float (&results)[{len(stores)}]"
+        else:
+            self.templates.add("typed_product")
+            places = [f"results.r_{place}" for place in range(len(stores))]
+            fields = " ".join(f"{c_type} r_{place};" for place, c_type in enumerate(types))
+            lines, results, reference = [f"struct Results {{ {fields} }};"], "Results", "Results& results"
+        body += [f"{place} = {registers[name]};" for place, name in zip(places, stores, strict=True)]
+        writes = [self._store(name, place, element) for place, name in zip(places, stores, strict=True)]
+        lines += _lambda("compute", f"tk_index m, tk_index n, float sum, {reference}", body, None)
         lines += _lambda("write", f"tk_index m, tk_index n, const {reference}", writes, None)
         reads = any(f"b_{name}[" in line for line in body for name in self.task.reads)
         batch = min(4, ceil_div(plan.tile_m * plan.tile_n, self.threads)) if reads else 1
-        sizes = f"{plan.tile_m}, {plan.tile_n}, {self.threads}, {stride}, {batch}, {len(stores)}"
+        sizes = f"{plan.tile_m}, {plan.tile_n}, {self.threads}, {stride}, {batch}, {results}"
         bounds = f"m0, n0, {plan.m}, {plan.n}, sums"
         return [*lines, f"tk_tile_store<{sizes}>({bounds}, compute, write);"]
 
@@ -425,7 +503,8 @@ class _TaskEmitter:
         elif operation is not None:
             return None
         storage = self.frame.storage(operand.buffer)
-        if storage.space == "scalar" or storage.dtype == "bool" or (plan.path == "tile" and storage.dtype != "float32"):
+        plain = ("float32",) if plan.path == "tile" else ("float32", "float16", "bfloat16")
+        if storage.space == "scalar" or storage.dtype not in plain:
             return None
         depth_stride, outer_stride = operand.strides
         unit, other = (depth_stride, outer_stride) if along_k else (outer_stride, depth_stride)
@@ -466,6 +545,14 @@ def _view_strides(view: TensorSpec, whole: TensorSpec, source: TensorSpec) -> tu
     return tuple(by_stride[stride] for stride in view.strides), source.offset
 
 
+def _divided(text: str, divisor: int, domain: str) -> str:
+    return (
+        f"__fdiv_rn({text}, {float(divisor)}f)"
+        if domain == "float32"
+        else f"tk_div({text}, {literal(divisor, domain)})"
+    )
+
+
 def _flag(value: bool) -> str:
     return "true" if value else "false"
 
@@ -474,9 +561,9 @@ def _block(head: str, body: list[str]) -> list[str]:
     return [f"{head} {{", *(_INDENT + line for line in body if line), "}"]
 
 
-def _lambda(name: str, arguments: str, body: list[str], result: str | None) -> list[str]:
+def _lambda(name: str, arguments: str, body: list[str], result: str | None, c_type: str = "float") -> list[str]:
     """A local function object."""
     if result is not None:
         body = [*body, f"return {result};"]
-    kind = "" if result is None else " -> float"
+    kind = "" if result is None else f" -> {c_type}"
     return [f"auto {name} = [&]({arguments}){kind} {{", *(_INDENT + line for line in body), "};"]

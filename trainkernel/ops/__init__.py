@@ -14,6 +14,7 @@ from trainkernel.ops.entry import (
     broadcasts_to,
     float_literal,
     is_number,
+    literal,
     reduced_dims,
 )
 from trainkernel.ops.indexed import INDEXED
@@ -36,6 +37,7 @@ __all__ = [
     "broadcasts_to",
     "float_literal",
     "is_number",
+    "literal",
     "reduced_dims",
     "to_float32",
 ]
