@@ -288,15 +288,15 @@ _REDUCTION_ERRORS: Mapping[str, Callable[[Op, Bounded, Mapping[str, Any]], list[
 
 def _product_error(op: Op, attrs: Mapping[str, Any], operands: Sequence[Bounded], dtypes: Sequence[str]) -> Array:
     a, b = operands[-2:]
-    depth = a.value.shape[1]
+    depth = a.value.shape[-1]
     size_a, size_b = np.abs(_finite(a.value)), np.abs(_finite(b.value))
-    terms: Array = size_a @ size_b if depth else np.zeros((size_a.shape[0], size_b.shape[1]))
+    terms: Array = size_a @ size_b if depth else np.zeros((*size_a.shape[:-1], size_b.shape[-1]))
     spread: Array = a.error @ (size_b + b.error) + size_a @ b.error if depth else terms
     spread = np.where(np.isnan(spread), np.inf, spread)
     tensor_cores = all(DTYPES[dtype].itemsize_bytes == 2 for dtype in dtypes[-2:])
     # One term is exact only where the product of the operands is: 8 + 8 or 11 + 11 bits are.
     roundings = max(depth - 1, 0) if tensor_cores else depth
-    decided = np.any(~np.isfinite(a.value), axis=1)[:, None] | np.any(~np.isfinite(b.value), axis=0)[None, :]
+    decided = np.any(~np.isfinite(a.value), axis=-1)[..., None] | np.any(~np.isfinite(b.value), axis=-2)[..., None, :]
     error: Array = spread + (4 if tensor_cores else 2) * op.max_ulps * roundings * UNIT * (terms + spread)
     error = np.where(decided & np.isfinite(error), 0.0, error)
     if depth == 1 and not np.any(spread):

@@ -225,10 +225,11 @@ class _Former:
             return found
         *bias, a, b = operation.inputs
         assert isinstance(a, TensorSpec) and isinstance(b, TensorSpec)
-        m, n, k = variable("m", a.shape[0]), variable("n", b.shape[1]), variable("k", a.shape[1])
-        if a.shape[1] and operation.attrs.get("alpha", 1) != 0:
-            found += walker.operand(a, (m, k))
-            found += walker.operand(b, (k, n))
+        batch = (variable("batch", a.shape[0]),) if a.ndim == 3 else ()
+        m, n, k = variable("m", a.shape[-2]), variable("n", b.shape[-1]), variable("k", a.shape[-1])
+        if a.shape[-1] and operation.attrs.get("alpha", 1) != 0:
+            found += walker.operand(a, (*batch, m, k))
+            found += walker.operand(b, (*batch, k, n))
         if operation.attrs.get("beta", 1) != 0:
             for spec in bias:
                 found += walker.operand(spec, (m, n))

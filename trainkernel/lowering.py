@@ -28,7 +28,7 @@ def lower(program: Program, target: Target, options: Options) -> Program:
     taken = {spec.buffer for spec in program.buffers()}
     items: list[Item] = []
     for item in program.operations:
-        if isinstance(item, Operation) and item.op in ("mm", "addmm"):
+        if isinstance(item, Operation) and item.op in ("mm", "addmm", "bmm"):
             items += _lower_product(item, target, options, taken)
         elif isinstance(item, Operation) and item.op in ("sum", "mean", "max", "min", "prod"):
             items += _lower_reduction(item, target, options, taken)

@@ -16,6 +16,7 @@ from trainkernel.options import Options
 from trainkernel.target import Target
 
 GEMV_MIN_DEPTH = 64
+GEMV_MIN_BATCHED_OUTPUTS = 8
 THIN_DEPTH = 8
 THIN_ROWS = 4
 TWO_PHASE_ELEMENTS = 4096
@@ -60,6 +61,8 @@ class ProductPlan:
         Depth of one partial product.
     skew_bytes : int
         Padding of shared-memory rows.
+    batch : int
+        Number of independent products of this shape; each has its own tiles.
     """
 
     path: str
@@ -72,12 +75,21 @@ class ProductPlan:
     split: int = 1
     chunk: int = 0
     skew_bytes: int = 16
+    batch: int = 1
+
+    @property
+    def num_outputs(self) -> int:
+        return self.batch * self.m * self.n
+
+    @property
+    def tiles_per_product(self) -> int:
+        return ceil_div(self.m, self.tile_m) * ceil_div(self.n, self.tile_n)
 
     @property
     def num_tiles(self) -> int:
         if self.path == "thin":
-            return ceil_div(self.m * self.n, self.tile_n)
-        return ceil_div(self.m, self.tile_m) * ceil_div(self.n, self.tile_n)
+            return ceil_div(self.num_outputs, self.tile_n)
+        return self.batch * self.tiles_per_product
 
     @property
     def num_pieces(self) -> int:
@@ -85,37 +97,41 @@ class ProductPlan:
 
     def __str__(self) -> str:
         split = f", depth split {self.split} x {self.chunk}" if self.split > 1 else ""
-        return f"{self.path} {self.m}x{self.n}x{self.k} tile {self.tile_m}x{self.tile_n}x{self.tile_k}{split}"
+        batch = f"{self.batch} x " if self.batch != 1 else ""
+        return f"{self.path} {batch}{self.m}x{self.n}x{self.k} tile {self.tile_m}x{self.tile_n}x{self.tile_k}{split}"
 
 
 def plan_product(operation: Operation, target: Target, options: Options) -> ProductPlan:
-    """Choose path and tiles of an ``mm`` or ``addmm``."""
+    """Choose path and tiles of an ``mm``, ``addmm`` or ``bmm``."""
     a, b = operation.inputs[-2:]
     assert isinstance(a, TensorSpec) and isinstance(b, TensorSpec)
-    (m, k), n = a.shape, b.shape[1]
+    (m, k), n = a.shape[-2:], b.shape[-1]
+    batch = a.shape[0] if a.ndim == 3 else 1
     threads = options.threads
     skew = 16 if options.shared_skew is None else options.shared_skew
     if operation.attrs.get("alpha", 1) == 0:
-        return _thin(m, n, 0, target, threads, skew)
+        return _thin(batch, m, n, 0, target, threads, skew)
     if domain_of(operation) != "float32":
-        return _thin(m, n, k, target, threads, skew)
-    if k >= GEMV_MIN_DEPTH and options.split_k_gemv is not False and min(m, n) == 1:
+        return _thin(batch, m, n, k, target, threads, skew)
+    # A piece of a matrix-vector product has outputs of one product only.
+    enough = batch == 1 or max(m, n) >= GEMV_MIN_BATCHED_OUTPUTS
+    if k >= GEMV_MIN_DEPTH and options.split_k_gemv is not False and min(m, n) == 1 and enough:
         if m == 1:
-            return ProductPlan("gemv", m, n, k, 1, 32, k, 1, k, skew)
-        return ProductPlan("gemv_t", m, n, k, 32, 1, k, 1, k, skew)
+            return ProductPlan("gemv", m, n, k, 1, 32, k, 1, k, skew, batch)
+        return ProductPlan("gemv_t", m, n, k, 32, 1, k, 1, k, skew, batch)
     if k <= THIN_DEPTH or m <= THIN_ROWS:
-        return _thin(m, n, k, target, threads, skew)
+        return _thin(batch, m, n, k, target, threads, skew)
     if a.dtype == b.dtype and a.dtype in ("float16", "bfloat16"):
-        return _best_tiles("tensor", m, n, k, target, options, skew)
-    return _best_tiles("tile", m, n, k, target, options, skew)
+        return _best_tiles("tensor", batch, (m, n, k), target, options, skew)
+    return _best_tiles("tile", batch, (m, n, k), target, options, skew)
 
 
-def _thin(m: int, n: int, k: int, target: Target, threads: int, skew: int) -> ProductPlan:
+def _thin(batch: int, m: int, n: int, k: int, target: Target, threads: int, skew: int) -> ProductPlan:
     """One thread per output; a long depth is split until about every SM has a piece."""
-    pieces = max(1, ceil_div(m * n, threads))
+    pieces = max(1, ceil_div(batch * m * n, threads))
     split = max(1, min(MAX_SPLIT, target.num_sms // pieces, k // THIN_CHUNK))
     chunk = ceil_div(max(k, 1), split)
-    return ProductPlan("thin", m, n, k, 1, threads, max(k, 1), ceil_div(max(k, 1), chunk), chunk, skew)
+    return ProductPlan("thin", m, n, k, 1, threads, max(k, 1), ceil_div(max(k, 1), chunk), chunk, skew, batch)
 
 
 def _tile_choices(path: str, m: int, n: int, options: Options) -> list[tuple[int, int]]:
@@ -138,13 +154,16 @@ def _depth_step(path: str, chunk: int, options: Options) -> int:
     return 128 if path == "tensor" and chunk > 64 else 64
 
 
-def _best_tiles(path: str, m: int, n: int, k: int, target: Target, options: Options, skew: int) -> ProductPlan:
+def _best_tiles(
+    path: str, batch: int, shape: tuple[int, int, int], target: Target, options: Options, skew: int
+) -> ProductPlan:
+    m, n, k = shape
     best: tuple[float, ProductPlan] | None = None
     for tile_m, tile_n in _tile_choices(path, m, n, options):
         for split in SPLITS:
             chunk = ceil_div(ceil_div(k, split), 32) * 32
             step = _depth_step(path, chunk, options)
-            plan = ProductPlan(path, m, n, k, tile_m, tile_n, step, ceil_div(k, chunk), chunk, skew)
+            plan = ProductPlan(path, m, n, k, tile_m, tile_n, step, ceil_div(k, chunk), chunk, skew, batch)
             cost = _tile_cost_us(plan, target)
             if best is None or cost < best[0] - 1e-9:
                 best = (cost, plan)
@@ -164,7 +183,7 @@ def _tile_cost_us(plan: ProductPlan, target: Target) -> float:
     waves = ceil_div(plan.num_pieces, target.num_sms)
     cost = waves * (_PIECE_US + ceil_div(steps, 2) * _STEP_US + work + outputs * _EPILOGUE_OUTPUT_US)
     if plan.split > 1:
-        cost += _EXTRA_STAGE_US + 8 * plan.split * plan.m * plan.n / _PARTIAL_BYTES_PER_US
+        cost += _EXTRA_STAGE_US + 8 * plan.split * plan.num_outputs / _PARTIAL_BYTES_PER_US
     return cost
 
 

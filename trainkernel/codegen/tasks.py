@@ -365,8 +365,8 @@ class _TaskEmitter:
     def _thin(self, plan: ProductPlan, root: Operation) -> list[str]:
         self.templates.add("product_vector")
         a, b = self._operands(root)
-        element = variable("i", plan.m * plan.n)
-        m, n = delinearize(element, (plan.m, plan.n))
+        element = variable("i", plan.num_outputs)
+        batch, m, n = delinearize(element, (plan.batch, plan.m, plan.n))
         k = variable("k", plan.k)
         tile, begin, end, head = self._depth_range(plan, root)
         domain = domain_of(root)
@@ -374,13 +374,13 @@ class _TaskEmitter:
         if domain != "float32":
             self.templates |= {"typed", "typed_product"}
             function = f"tk_typed_thin_product<{c_type}>"
-        body = self._load("load_a", a, (m, k), "tk_index k", domain)
-        body += self._load("load_b", b, (k, n), "tk_index k", domain)
+        body = self._load("load_a", a, _matrix(a, batch, m, k), "tk_index k", domain)
+        body += self._load("load_b", b, _matrix(b, batch, k, n), "tk_index k", domain)
         body.append(f"const {c_type} sum = {function}({begin}, {end}, load_a, load_b);")
-        stored = linearize((variable("s", plan.split), element), (plan.m * plan.n, 1))
-        body += self._finish(root, (m, n), stored)
+        stored = linearize((variable("s", plan.split), element), (plan.num_outputs, 1))
+        body += self._finish(root, _matrix(a, batch, m, n), stored)
         head.append(f"const tk_index i = (tk_index)({tile}) * {self.threads} + threadIdx.x;")
-        return head + _block(f"if (i < {plan.m * plan.n})", body)
+        return head + _block(f"if (i < {plan.num_outputs})", body)
 
     def _depth_range(self, plan: ProductPlan, root: Operation) -> tuple[str, str, str, list[str]]:
         """(tile, begin, end, statements): the piece's tile and its part of the depth."""
@@ -390,17 +390,29 @@ class _TaskEmitter:
         end = f"tk_min((s + 1) * {plan.chunk}, (tk_index){plan.k})"
         return f"piece % {plan.num_tiles}", f"s * {plan.chunk}", end, head
 
+    def _batch(self, plan: ProductPlan, tile: str) -> tuple[Index, str, list[str]]:
+        """(batch coordinate, the tile within one product, statements) of a piece's tile."""
+        if plan.batch == 1:
+            return ZERO, tile, []
+        lines = [f"const tk_index batch = {tile} / {plan.tiles_per_product};"]
+        return variable("batch", plan.batch), f"{tile} % {plan.tiles_per_product}", lines
+
     def _vector(self, plan: ProductPlan, root: Operation) -> list[str]:
         self.templates.add("product_vector")
         a, b = self._operands(root)
         outputs = max(plan.m, plan.n)
         o, k = variable("o", outputs), variable("k", plan.k)
+        batch, tile, lines = self._batch(plan, "piece")
         if plan.path == "gemv":
-            vector, matrix, coordinates = self._load("load_vector", a, (ZERO, k), "tk_index k"), (b, (k, o)), (ZERO, o)
+            vector, matrix = (a, _matrix(a, batch, ZERO, k)), (b, _matrix(b, batch, k, o))
+            coordinates = _matrix(a, batch, ZERO, o)
         else:
-            vector, matrix, coordinates = self._load("load_vector", b, (k, ZERO), "tk_index k"), (a, (o, k)), (o, ZERO)
-        lines = vector + self._load("load_matrix", *matrix, "tk_index o, tk_index k")
-        lines += _lambda("store", "tk_index o, float sum", self._finish(root, coordinates, o), None)
+            vector, matrix = (b, _matrix(b, batch, k, ZERO)), (a, _matrix(a, batch, o, k))
+            coordinates = _matrix(a, batch, o, ZERO)
+        lines += self._load("load_vector", *vector, "tk_index k")
+        lines += self._load("load_matrix", *matrix, "tk_index o, tk_index k")
+        element = linearize((batch, o), (outputs, 1))
+        lines += _lambda("store", "tk_index o, float sum", self._finish(root, coordinates, element), None)
         depth = self._depth(plan, root)
         if self._along(*matrix, "k", "o"):
             head, shared = f"tk_vector_product_warps<{self.threads}>", ""
@@ -408,7 +420,8 @@ class _TaskEmitter:
             self.shared_bytes = self.threads * 4
             head, shared = f"tk_vector_product_lanes<{self.threads}>", "(float*)shared, "
         operands = "load_vector, load_matrix, store"
-        return [*lines, f"{head}(piece * 32, {outputs}, {depth}, {shared}{operands});"]
+        first = tile if plan.batch == 1 else f"({tile})"
+        return [*lines, f"{head}({first} * 32, {outputs}, {depth}, {shared}{operands});"]
 
     def _tiles(self, plan: ProductPlan, root: Operation) -> list[str]:
         tensor = plan.path == "tensor"
@@ -416,17 +429,22 @@ class _TaskEmitter:
         a, b = self._operands(root)
         m, n, k = variable("m", plan.m), variable("n", plan.n), variable("k", plan.k)
         tile, begin, end, lines = self._depth_range(plan, root)
+        batch, tile, which = self._batch(plan, tile)
+        lines += which
         tiles_n = ceil_div(plan.n, plan.tile_n)
         lines.append(f"const tk_index m0 = (tk_index)({tile}) / {tiles_n} * {plan.tile_m};")
         lines.append(f"const tk_index n0 = (tk_index)({tile}) % {tiles_n} * {plan.tile_n};")
-        along_a, along_b = self._along(a, (m, k), "k", "m"), self._along(b, (k, n), "k", "n")
-        operand_a, operand_b = self._plain_matrix(a.T, plan, along_a), self._plain_matrix(b, plan, along_b)
+        along_a, along_b = (
+            self._along(operand, _matrix(operand, batch, row, column), "k", outer)
+            for operand, row, column, outer in ((a, m, k, "m"), (b, k, n, "n"))
+        )
+        operand_a, operand_b = self._plain_matrix(a.mT, plan, along_a), self._plain_matrix(b, plan, along_b)
         shared = self._reserve_tiles(plan, along_a, along_b)
         name = "tk_tensor_sums" if tensor else "tk_tile_sums"
         if operand_a is None:
-            lines += self._load("load_a", a, (m, k), "tk_index m, tk_index k")
+            lines += self._load("load_a", a, _matrix(a, batch, m, k), "tk_index m, tk_index k")
         if operand_b is None:
-            lines += self._load("load_b", b, (k, n), "tk_index n, tk_index k")
+            lines += self._load("load_b", b, _matrix(b, batch, k, n), "tk_index n, tk_index k")
         skew = self._skew(plan)
         sizes = (
             f"{plan.tile_m}, {plan.tile_n}, {plan.tile_k}, {self.threads}, {skew}, {_flag(along_a)}, {_flag(along_b)}"
@@ -435,9 +453,9 @@ class _TaskEmitter:
         bounds = f"m0, n0, {plan.m}, {plan.n}, {begin}, {end}, {shared}"
         operands = f"{operand_a or 'load_a'}, {operand_b or 'load_b'}"
         lines.append(f"const float* sums = {name}<{sizes}>({bounds}, {operands});")
-        element = linearize((variable("s", plan.split), m, n), (plan.m * plan.n, plan.n, 1))
+        element = linearize((variable("s", plan.split), batch, m, n), (plan.num_outputs, plan.m * plan.n, plan.n, 1))
         stride = plan.tile_n + (4 if tensor else skew)
-        return lines + self._tile_store(plan, root, (m, n), element, stride)
+        return lines + self._tile_store(plan, root, _matrix(a, batch, m, n), element, stride)
 
     def _tile_store(
         self, plan: ProductPlan, root: Operation, coordinates: Sequence[Index], element: Index, stride: int
@@ -487,7 +505,7 @@ class _TaskEmitter:
         return "(unsigned short*)shared" if plan.path == "tensor" else "(float*)shared"
 
     def _plain_matrix(self, operand: TensorSpec, plan: ProductPlan, along_k: bool) -> str | None:
-        """``tk_matrix(...)`` of an operand [k, outer] that is a view of memory, or its cast; else None.
+        """``tk_matrix(...)`` of an operand [..., k, outer] that is a view of memory, or its cast; else None.
 
         A cast to the operand's dtype disappears, because the tensor-core step rounds to it anyway.
         """
@@ -506,13 +524,15 @@ class _TaskEmitter:
         plain = ("float32",) if plan.path == "tile" else ("float32", "float16", "bfloat16")
         if storage.space == "scalar" or storage.dtype not in plain:
             return None
-        depth_stride, outer_stride = operand.strides
+        depth_stride, outer_stride = operand.strides[-2:]
         unit, other = (depth_stride, outer_stride) if along_k else (outer_stride, depth_stride)
-        run = operand.shape[0] if along_k else operand.shape[1]
+        run = operand.shape[-2] if along_k else operand.shape[-1]
         chunks = plan.chunk if along_k and plan.split > 1 else 4
         vector = unit == 1 and other % 4 == 0 and run % 4 == 0 and chunks % 4 == 0
         pointer = self.scope.pointer(operand.buffer, storage, const=True)
         base = f"{pointer} + {operand.offset}" if operand.offset else pointer
+        if plan.batch > 1 and operand.strides[0]:
+            base += f" + batch * {operand.strides[0]}"
         return f"tk_matrix({base}, {outer_stride}, {depth_stride}, {_flag(vector)})"
 
     def _along(self, operand: TensorSpec, coordinates: Sequence[Index], first: str, second: str) -> bool:
@@ -531,18 +551,19 @@ def _unit_stride(index: Index, name: str) -> bool:
 
 
 def _view_strides(view: TensorSpec, whole: TensorSpec, source: TensorSpec) -> tuple[tuple[int, ...], int] | None:
-    """Strides and offset over ``source`` of a view of ``whole``, its element-by-element copy; rank 2 only."""
-    if whole.ndim != 2 or view.offset != 0:
+    """Strides and offset over ``source`` of a view of ``whole``, its element-by-element copy: a permutation of dims."""
+    sizes = dict(zip(whole.strides, whole.shape, strict=True))
+    if view.offset != 0 or len(sizes) != whole.ndim or sorted(view.strides) != sorted(sizes):
+        return None
+    if any(sizes[stride] != size for stride, size in zip(view.strides, view.shape, strict=True)):
         return None
     by_stride = dict(zip(whole.strides, source.strides, strict=True))
-    if len(by_stride) != 2 or sorted(view.shape) != sorted(whole.shape):
-        return None
-    if view.strides not in (whole.strides, whole.strides[::-1]):
-        return None
-    expected = whole.shape if view.strides == whole.strides else whole.shape[::-1]
-    if view.shape != expected:
-        return None
     return tuple(by_stride[stride] for stride in view.strides), source.offset
+
+
+def _matrix(operand: TensorSpec, batch: Index, row: Index, column: Index) -> tuple[Index, ...]:
+    """Coordinates of a product's operand or result, which has a batch in front or none."""
+    return (batch, row, column) if operand.ndim == 3 else (row, column)
 
 
 def _divided(text: str, divisor: int, domain: str) -> str:
