@@ -69,7 +69,8 @@ class ProgramBuilder:
         op : str
             A name in ``trainkernel.ops.OPS``.
         shape : sequence of int, optional
-            Output shape; the op's natural shape if left out.
+            Output shape; the op's natural shape if left out. Where the op has an attribute of this
+            name, the attribute.
         dtype : str, optional
             Output dtype; that of the first tensor operand if left out, else float32.
         name : str, optional
@@ -94,6 +95,8 @@ class ProgramBuilder:
         """Append an operation and return the specs of all its outputs."""
         if op not in OPS:
             raise ProgramError(f"unknown op {op!r}; known: {', '.join(sorted(OPS))}")
+        if shape is not None and "shape" in OPS[op].attrs:
+            attrs, shape = {**attrs, "shape": tuple(shape)}, None
         tensors = [operand for operand in operands if isinstance(operand, TensorSpec)]
         operand_shapes = [operand.shape if isinstance(operand, TensorSpec) else () for operand in operands]
         natural = OPS[op].shape(operand_shapes, attrs)
