@@ -150,7 +150,11 @@ def _run_operation(operation: Operation, buffers: dict[str, Bounded]) -> list[Bo
             dtypes.append("float32")
     shapes = [spec.shape for spec in operation.outputs]
     values = op.reference([operand.value for operand in operands], operation.attrs, shapes)
-    if op.kind == "pointwise":
+    if op.kind == "scan":
+        errors = [_scan_error(op, operation.attrs, operands[0])]
+    elif op.name == "scatter_add":
+        errors = [_scatter_error(op, operation.attrs, operands, shapes)]
+    elif op.kind == "pointwise":
         errors = [_pointwise_error(op, operation, operands, dtypes, values[0], shapes)]
     elif op.kind == "product":
         errors = [_product_error(op, operation.attrs, operands, dtypes)]
@@ -273,6 +277,39 @@ def _stats_error(op: Op, operand: Bounded, attrs: Mapping[str, Any]) -> list[Arr
     spread = np.sum(_finite(terms) * np.expm1(argument_error), axis=dims)
     total = np.sum(_finite(terms), axis=dims) + spread
     return [largest_error, spread + 2 * op.max_ulps * (count + 2) * UNIT * total]
+
+
+def _scan_error(op: Op, attrs: Mapping[str, Any], operand: Bounded) -> Array:
+    """That of a sum of as many terms as each element has."""
+
+    def scanned(array: Array) -> Array:
+        return np.asarray(op.reference([array], attrs, [array.shape])[0], np.float64)
+
+    spread = scanned(operand.error)
+    total = scanned(_finite(np.abs(operand.value))) + spread
+    count = scanned(np.ones(operand.value.shape))
+    error = spread + 2 * op.max_ulps * (count - 1) * UNIT * total
+    decided = scanned(np.where(~np.isfinite(operand.value) & (operand.error == 0), 1.0, 0.0)) > 0
+    return np.where(decided & np.isfinite(error), 0.0, error)
+
+
+def _scatter_error(
+    op: Op, attrs: Mapping[str, Any], operands: Sequence[Bounded], shapes: Sequence[tuple[int, ...]]
+) -> Array:
+    """That of a sum of as many terms as each row gets."""
+    places, updates = operands
+    if np.any(places.error):
+        return np.full(shapes[0], np.inf)
+
+    def summed(array: Array) -> Array:
+        return np.asarray(op.reference([places.value, array], attrs, shapes)[0], np.float64)
+
+    spread = summed(updates.error)
+    total = summed(_finite(np.abs(updates.value))) + spread
+    count = summed(np.ones(updates.value.shape))
+    error = spread + 2 * op.max_ulps * np.maximum(count - 1, 0) * UNIT * total
+    decided = summed(np.where(~np.isfinite(updates.value) & (updates.error == 0), 1.0, 0.0)) > 0
+    return np.where(decided & np.isfinite(error), 0.0, error)
 
 
 _REDUCTION_ERRORS: Mapping[str, Callable[[Op, Bounded, Mapping[str, Any]], list[Array]]] = {

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from trainkernel.indexing import ZERO, Index, delinearize, linearize, variable
 from trainkernel.ir import Operation, TensorSpec
-from trainkernel.ops import reduced_dims
+from trainkernel.ops import reduced_dims, wrap_dim
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class AccessWalker:
 
 @dataclass(frozen=True)
 class ReductionSpace:
-    """The two index spaces of a reduction: results ``r`` and the elements ``k`` reduced into each."""
+    """The two index spaces of a reduction or scan: rows ``r``, and the elements ``k`` of each."""
 
     kept: tuple[int, ...]
     reduced: tuple[int, ...]
@@ -79,7 +80,10 @@ class ReductionSpace:
     def of(operation: Operation) -> ReductionSpace:
         source = operation.inputs[0]
         assert isinstance(source, TensorSpec)
-        dims = reduced_dims(source.shape, operation.attrs)
+        if "dim" in operation.attrs:
+            dims: tuple[int, ...] = (wrap_dim(operation.attrs["dim"], source.ndim),)
+        else:
+            dims = reduced_dims(source.shape, operation.attrs)
         kept = tuple(dim for dim in range(source.ndim) if dim not in dims)
         return ReductionSpace(kept, dims, source.shape)
 
@@ -90,3 +94,11 @@ class ReductionSpace:
             for dim, coordinate in zip(dims, delinearize(index, [self.shape[d] for d in dims]), strict=True):
                 result[dim] = coordinate
         return tuple(result)
+
+
+def scatter_coordinates(operation: Operation, result: Index, element: Index) -> tuple[tuple[Index], tuple[Index, ...]]:
+    """Where a scatter reads its indices and its updates for element ``k`` of one result, counted row-major."""
+    updates = operation.inputs[1]
+    assert isinstance(updates, TensorSpec)
+    rest = updates.shape[1:]
+    return (element,), (element, *delinearize(result % prod(rest), rest))

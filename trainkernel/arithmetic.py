@@ -6,7 +6,7 @@ from trainkernel.ir import Operation, TensorSpec
 from trainkernel.ops import OPS
 from trainkernel.ops.domains import domain_of_dtype, domain_of_operand, operation_domain
 
-_PARTIALS = ("product_partials", "reduce_partials")
+_PARTIALS = ("product_partials", "reduce_partials", "scatter_partials")
 
 
 def domain_of(operation: Operation) -> str:

@@ -19,7 +19,12 @@ from trainkernel.passes import map_bodies
 from trainkernel.products import plan_product, plan_reduction
 from trainkernel.target import Target
 
-INTERNAL_KINDS = {"product_partials": "product", "reduce_partials": "reduction", "combine_partials": "pointwise"}
+INTERNAL_KINDS = {
+    "product_partials": "product",
+    "reduce_partials": "reduction",
+    "scatter_partials": "reduction",
+    "combine_partials": "pointwise",
+}
 COMBINE_IN_ORDER = 32
 
 
@@ -30,6 +35,8 @@ def lower(program: Program, target: Target, options: Options) -> Program:
     for item in program.operations:
         if isinstance(item, Operation) and item.op in ("mm", "addmm", "bmm"):
             items += _lower_product(item, target, options, taken)
+        elif isinstance(item, Operation) and item.op == "scatter_add":
+            items += _lower_scatter(item, target, options, taken)
         elif isinstance(item, Operation) and item.op in ("sum", "mean", "max", "min", "prod"):
             items += _lower_reduction(item, target, options, taken)
         else:
@@ -61,6 +68,20 @@ def _lower_product(operation: Operation, target: Target, options: Options, taken
         bias = []
     second = Operation(operation.name, "combine_partials", (partials, *bias), out, attrs, operation.location)
     return [first, second]
+
+
+def _lower_scatter(operation: Operation, target: Target, options: Options, taken: set[str]) -> list[Item]:
+    plan = plan_reduction(operation, target, options)
+    if plan.partials == 1:
+        return [operation]
+    out = operation.outputs[0]
+    partials = _partials_spec(operation, plan.partials, taken)
+    attrs = {**operation.attrs, "chunk": plan.chunk}
+    first = Operation(operation.name, "scatter_partials", operation.inputs, partials, attrs, operation.location)
+    return [
+        first,
+        Operation(operation.name, "combine_partials", (partials,), out, {"reduce": "sum"}, operation.location),
+    ]
 
 
 def _lower_reduction(operation: Operation, target: Target, options: Options, taken: set[str]) -> list[Item]:

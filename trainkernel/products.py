@@ -11,7 +11,7 @@ from math import prod
 
 from trainkernel.arithmetic import domain_of
 from trainkernel.ir import Operation, TensorSpec
-from trainkernel.ops import reduced_dims
+from trainkernel.ops import reduced_dims, wrap_dim
 from trainkernel.options import Options
 from trainkernel.target import Target
 
@@ -20,6 +20,8 @@ GEMV_MIN_BATCHED_OUTPUTS = 8
 THIN_DEPTH = 8
 THIN_ROWS = 4
 TWO_PHASE_ELEMENTS = 4096
+SCATTERS = ("scatter_add", "scatter_partials")
+SCATTER_CHUNK = 256
 MAX_PARTIALS = 256
 MAX_SPLIT = 32
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -195,7 +197,8 @@ class ReductionPlan:
     ----------
     path : str
         ``"thread"``: one thread per row; ``"warp"``: one warp per row; ``"block"``: one block per
-        row; ``"columns"``: a block takes 32 neighbouring rows and splits their elements.
+        row; ``"columns"``: a block takes 32 neighbouring rows and splits their elements;
+        ``"scatter"``: one thread per row that takes only the elements which an index sends there.
     rows, count : int
         Number of results, and elements reduced into each.
     partials, chunk : int
@@ -221,13 +224,14 @@ class ReductionPlan:
 
 def plan_reduction(operation: Operation, target: Target, options: Options) -> ReductionPlan:
     """Choose how a reduction uses threads, and whether it has two phases."""
+    if operation.op in SCATTERS:
+        return _plan_scatter(operation, target, options)
     source = operation.inputs[0]
     assert isinstance(source, TensorSpec)
     dims = reduced_dims(source.shape, operation.attrs)
     count = prod(source.shape[dim] for dim in dims)
     rows = prod(size for dim, size in enumerate(source.shape) if dim not in dims)
-    last = max((dim for dim, size in enumerate(source.shape) if size > 1), default=-1)
-    by_columns = last >= 0 and last not in dims
+    by_columns = not _is_innermost(source.shape, dims)
     warps = options.threads // 32
     splittable = operation.op not in ("softmax_stats", "moments")
     if by_columns and rows >= 8:
@@ -248,7 +252,84 @@ def plan_reduction(operation: Operation, target: Target, options: Options) -> Re
     return ReductionPlan("block", rows, count, 1, count, 1)
 
 
+def _is_innermost(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
+    """Whether the last dim of more than one element is among ``dims``."""
+    last = max((dim for dim, size in enumerate(shape) if size > 1), default=-1)
+    return last < 0 or last in dims
+
+
 def _column_partials(count: int, pieces: int, target: Target) -> int:
     if count < 256:
         return 1
     return max(1, min(32, target.num_sms // max(pieces, 1), count // 64))
+
+
+def _plan_scatter(operation: Operation, target: Target, options: Options) -> ReductionPlan:
+    """One thread per result; many updates of few results are split until about every SM has a piece."""
+    updates = operation.inputs[1]
+    assert isinstance(updates, TensorSpec)
+    count = updates.shape[0]
+    rows = operation.attrs["size"] * prod(updates.shape[1:])
+    pieces = max(1, ceil_div(rows, options.threads))
+    partials = max(1, min(MAX_SPLIT, target.num_sms // pieces, count // SCATTER_CHUNK))
+    chunk = ceil_div(max(count, 1), partials)
+    return ReductionPlan("scatter", rows, count, ceil_div(max(count, 1), chunk), chunk, options.threads)
+
+
+@dataclass(frozen=True)
+class ScanPlan:
+    """How a scan uses threads.
+
+    Attributes
+    ----------
+    path : str
+        ``"thread"``, ``"warp"`` or ``"block"``: who goes through one row.
+    rows, count : int
+        Number of independent rows, and elements of each.
+    rows_per_piece : int
+    """
+
+    path: str
+    rows: int
+    count: int
+    rows_per_piece: int
+
+    @property
+    def num_pieces(self) -> int:
+        return ceil_div(self.rows, self.rows_per_piece)
+
+    def __str__(self) -> str:
+        return f"{self.path} per row, {self.rows} rows of {self.count}"
+
+
+# Time of one step of a scan, microseconds: a batch of loads and what must follow it.
+_SCAN_STEP_US = {"thread": 0.7, "warp": 0.8, "block": 1.6}
+
+
+def plan_scan(operation: Operation, target: Target, options: Options) -> ScanPlan:
+    """Choose who goes through a row of a scan."""
+    source = operation.inputs[0]
+    assert isinstance(source, TensorSpec)
+    dim = wrap_dim(operation.attrs["dim"], source.ndim)
+    count = source.shape[dim]
+    rows = prod(size for at, size in enumerate(source.shape) if at != dim)
+    along = _is_innermost(source.shape, (dim,))
+    plans = (
+        ScanPlan("thread", rows, count, options.threads),
+        ScanPlan("warp", rows, count, options.threads // 32),
+        ScanPlan("block", rows, count, 1),
+    )
+    return min(plans, key=lambda plan: _scan_cost_us(plan, along, target, options))
+
+
+def _scan_cost_us(plan: ScanPlan, along: bool, target: Target, options: Options) -> float:
+    """Estimated time: its waves of pieces, and the memory that accesses with gaps move for nothing.
+
+    ``along`` says whether neighbours in memory are neighbours of the scan.
+    """
+    elements = {"thread": 4, "warp": 32, "block": 4 * options.threads}[plan.path]
+    waves = ceil_div(plan.num_pieces, target.num_sms)
+    gaps = along if plan.path == "thread" else not along
+    moved_bytes = plan.rows * plan.count * (64 if gaps else 8)
+    steps = ceil_div(plan.count, elements)
+    return waves * steps * _SCAN_STEP_US[plan.path] + moved_bytes / target.memory_bytes_per_us

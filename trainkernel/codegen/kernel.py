@@ -34,6 +34,9 @@ _TEMPLATES = (
     "reduce_more",
     "typed_reduce",
     "typed_product",
+    "indexed",
+    "scan",
+    "scatter",
 )
 _ALWAYS = frozenset(("ptx", "numbers", "barrier"))
 _INDENT = "  "

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from trainkernel.access import AccessWalker, ReductionSpace
 from trainkernel.arithmetic import domain_of
 from trainkernel.codegen.conversions import C_TYPES, register_type, store
-from trainkernel.codegen.text import comment
+from trainkernel.codegen.scans import emit_scan, scan_shared_bytes, scatter_sum
+from trainkernel.codegen.text import INDENT, block, comment, function_object
 from trainkernel.codegen.values import PointerText, TaskScope, ValueScope, reduce_type, uniform_buffers
 from trainkernel.dtypes import DTYPES
 from trainkernel.indexing import ZERO, Index, Variable, delinearize, linearize, variable
@@ -17,11 +18,10 @@ from trainkernel.memory import Frame
 from trainkernel.ops import literal
 from trainkernel.ops.domains import domain_of_dtype
 from trainkernel.placement import elements_per_thread
-from trainkernel.products import ProductPlan, ReductionPlan, ceil_div
+from trainkernel.products import SCATTERS, ProductPlan, ReductionPlan, ScanPlan, ceil_div
 from trainkernel.schedule import Task
 
 _FORMATS = {"float16": "TkFloat16Format", "bfloat16": "TkBfloat16Format"}
-_INDENT = "  "
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,7 @@ def emit_task(
         "copy": emitter.copy,
         "reduction": emitter.reduction,
         "product": emitter.product,
+        "scan": emitter.scan,
     }[task.kind]()
     name = f"task_{task_id}_{task.name}"
     steps = "".join(f", int step_{depth}" for depth in range(frame.depth))
@@ -98,7 +99,7 @@ def emit_task(
         for i, line in enumerate(_describe(task))
     ]
     lines.append(f"__device__ __forceinline__ void {name}(const TkParams& p{uniform}, int piece{shared}{steps}) {{")
-    lines += [_INDENT + line for line in emitter.scope.prologue() + body]
+    lines += [INDENT + line for line in emitter.scope.prologue() + body]
     lines.append("}")
     return TaskFunction(
         name,
@@ -123,8 +124,8 @@ def emit_uniform(frame: Frame, base: PointerText, scalar: PointerText) -> tuple[
         f"struct TkUniform {{ {fields} }};",
         "",
         "__device__ __forceinline__ TkUniform tk_uniform(const TkParams& p) {",
-        *(_INDENT + line for line in values.lines),
-        f"{_INDENT}return TkUniform{{{', '.join(results)}}};",
+        *(INDENT + line for line in values.lines),
+        f"{INDENT}return TkUniform{{{', '.join(results)}}};",
         "}",
         "",
     ]
@@ -206,7 +207,7 @@ class _TaskEmitter:
         if unroll == 1:
             body = lines + [text.format(value) for text, value in stores]
             head = [f"const tk_index i = (tk_index){first};"]
-            return head + (_block(f"if (i < {total})", body) if guard else body)
+            return head + (block(f"if (i < {total})", body) if guard else body)
         names = [f"o_{number}" for number in range(len(stores))]
         keep = [f"{name}[u] = {value};" for name, (_, value) in zip(names, stores, strict=True)]
         write = [text.format(f"{name}[u]") for name, (text, _) in zip(names, stores, strict=True)]
@@ -216,8 +217,8 @@ class _TaskEmitter:
             result.append(f"{c_type} {', '.join(f'{name}[{unroll}]' for name in own)};")
         for body in (lines + keep, write):
             inner = [f"const tk_index i = first + u * {self.threads};"]
-            inner += _block(f"if (i < {total})", body) if guard else body
-            result += ["#pragma unroll"] + _block(f"for (int u = 0; u < {unroll}; ++u)", inner)
+            inner += block(f"if (i < {total})", body) if guard else body
+            result += ["#pragma unroll"] + block(f"for (int u = 0; u < {unroll}; ++u)", inner)
         return result
 
     # ------------------------------------------------------------------ reductions
@@ -234,12 +235,18 @@ class _TaskEmitter:
             lines.append(f"const tk_index begin = (tk_index)(piece / {row_pieces}) * {plan.chunk};")
             lines.append(f"const tk_index end = tk_min(begin + {plan.chunk}, (tk_index){plan.count});")
             begin, end = "begin", "end"
-        if plan.rows > 1 or plan.path != "block":
+        if plan.path == "scatter":
+            lines.append(f"const tk_index own = {self._row(plan, piece)};")
+            lines.append(f"const tk_index r = tk_min(own, {plan.rows - 1});  // a warp looks for updates as a whole")
+        elif plan.rows > 1 or plan.path != "block":
             lines.append(f"const tk_index r = {self._row(plan, piece)};")
-        lines += self._load_element(root, plan)
-        results, reduce_lines = self._reduce_calls(root, plan, begin, end)
+        if root.op in SCATTERS:
+            results, reduce_lines = self._scatter_calls(root, plan, begin, end)
+        else:
+            lines += self._load_element(root, plan)
+            results, reduce_lines = self._reduce_calls(root, plan, begin, end)
         element: Index = variable("r", plan.rows)
-        if root.op == "reduce_partials":
+        if root.op in ("reduce_partials", "scatter_partials"):
             element = linearize((variable("c", plan.partials), element), (plan.rows, 1))
             if plan.partials > 1:
                 reduce_lines.append(f"const tk_index c = piece / {row_pieces};")
@@ -247,15 +254,17 @@ class _TaskEmitter:
         finish = self._epilogue(registers, element)
         inside = f"r < {plan.rows}"
         if plan.path == "thread":
-            return lines + _block(f"if ({inside})", reduce_lines + finish)
+            return lines + block(f"if ({inside})", reduce_lines + finish)
         if plan.path == "warp":
-            return lines + _block(f"if ({inside})", reduce_lines + _block("if (threadIdx.x % 32 == 0)", finish))
+            return lines + block(f"if ({inside})", reduce_lines + block("if (threadIdx.x % 32 == 0)", finish))
+        if plan.path == "scatter":
+            return lines + reduce_lines + block(f"if (own < {plan.rows})", finish)
         if plan.path == "block":
-            return lines + reduce_lines + _block("if (threadIdx.x == 0)", finish)
-        return lines + reduce_lines + _block(f"if (threadIdx.x < 32 && {inside})", finish)
+            return lines + reduce_lines + block("if (threadIdx.x == 0)", finish)
+        return lines + reduce_lines + block(f"if (threadIdx.x < 32 && {inside})", finish)
 
     def _row(self, plan: ReductionPlan, piece: str) -> str:
-        if plan.path == "thread":
+        if plan.path in ("thread", "scatter"):
             return f"(tk_index)({piece}) * {self.threads} + threadIdx.x"
         if plan.path == "warp":
             return f"(tk_index)({piece}) * {self.threads // 32} + threadIdx.x / 32"
@@ -272,7 +281,7 @@ class _TaskEmitter:
         if source.num_elements:
             coordinates = space.coordinates(variable("r", plan.rows), variable("k", plan.count))
             text = values.operand(source, coordinates, domain)
-        return _lambda("load", "tk_index k", values.lines, text, C_TYPES[domain])
+        return function_object("load", "tk_index k", values.lines, text, C_TYPES[domain])
 
     def _reduce_calls(self, root: Operation, plan: ReductionPlan, begin: str, end: str) -> tuple[list[str], list[str]]:
         if root.op in _TWO_PASSES:
@@ -287,6 +296,12 @@ class _TaskEmitter:
         name = self.scope.fresh(out.buffer)
         return [name], [self.scope.declaration(name, out.dtype, self.scope.rounded(call, domain, out.dtype))]
 
+    def _scatter_calls(self, root: Operation, plan: ReductionPlan, begin: str, end: str) -> tuple[list[str], list[str]]:
+        domain, out = domain_of(root), root.outputs[0]
+        lines, call = scatter_sum(self.scope, root, plan, begin, end)
+        name = self.scope.fresh(out.buffer)
+        return [name], [*lines, self.scope.declaration(name, out.dtype, self.scope.rounded(call, domain, out.dtype))]
+
     def _two_passes(self, root: Operation, plan: ReductionPlan, begin: str, end: str) -> tuple[list[str], list[str]]:
         """A reduction whose second pass over its row needs the result of the first."""
         passes, domain = _TWO_PASSES[root.op], domain_of(root)
@@ -295,7 +310,7 @@ class _TaskEmitter:
             first = _divided(first, plan.count, domain)
         lines = [f"const {C_TYPES[domain]} {passes.first} = {first};"]
         body = [f"const {C_TYPES[domain]} x = load(k);"]
-        lines += _lambda(passes.load, "tk_index k", body, passes.term[domain], C_TYPES[domain])
+        lines += function_object(passes.load, "tk_index k", body, passes.term[domain], C_TYPES[domain])
         second = self._reduce_call("sum", domain, plan, begin, end, passes.load, everyone=False)
         if root.op == "moments":
             second = _divided(second, plan.count, domain)
@@ -322,6 +337,14 @@ class _TaskEmitter:
         inside = f"r < {plan.rows}"
         return f"{prefix}_columns<{op}, {self.threads}, {flag}>({inside}, {begin}, {end}, ({c_type}*)shared, {load})"
 
+    # ------------------------------------------------------------------ scans
+
+    def scan(self) -> list[str]:
+        plan, root = self.task.plan, self.task.root
+        assert isinstance(plan, ScanPlan) and root is not None
+        self.shared_bytes = scan_shared_bytes(root, plan, self.threads)
+        return emit_scan(self.scope, root, plan, self.threads, self._epilogue)
+
     # ------------------------------------------------------------------ products
 
     def product(self) -> list[str]:
@@ -343,7 +366,7 @@ class _TaskEmitter:
     ) -> list[str]:
         values = ValueScope(self.scope, {}, None)
         text = values.operand(operand, coordinates, domain) if operand.num_elements else literal(0, domain)
-        return _lambda(name, arguments, values.lines, text, C_TYPES[domain])
+        return function_object(name, arguments, values.lines, text, C_TYPES[domain])
 
     def _result(self, root: Operation, coordinates: Sequence[Index]) -> tuple[list[str], dict[str, str]]:
         """From the accumulated ``sum`` to the product's value in a register."""
@@ -380,7 +403,7 @@ class _TaskEmitter:
         stored = linearize((variable("s", plan.split), element), (plan.num_outputs, 1))
         body += self._finish(root, _matrix(a, batch, m, n), stored)
         head.append(f"const tk_index i = (tk_index)({tile}) * {self.threads} + threadIdx.x;")
-        return head + _block(f"if (i < {plan.num_outputs})", body)
+        return head + block(f"if (i < {plan.num_outputs})", body)
 
     def _depth_range(self, plan: ProductPlan, root: Operation) -> tuple[str, str, str, list[str]]:
         """(tile, begin, end, statements): the piece's tile and its part of the depth."""
@@ -412,7 +435,7 @@ class _TaskEmitter:
         lines += self._load("load_vector", *vector, "tk_index k")
         lines += self._load("load_matrix", *matrix, "tk_index o, tk_index k")
         element = linearize((batch, o), (outputs, 1))
-        lines += _lambda("store", "tk_index o, float sum", self._finish(root, coordinates, element), None)
+        lines += function_object("store", "tk_index o, float sum", self._finish(root, coordinates, element), None)
         depth = self._depth(plan, root)
         if self._along(*matrix, "k", "o"):
             head, shared = f"tk_vector_product_warps<{self.threads}>", ""
@@ -475,8 +498,8 @@ class _TaskEmitter:
             lines, results, reference = [f"struct Results {{ {fields} }};"], "Results", "Results& results"
         body += [f"{place} = {registers[name]};" for place, name in zip(places, stores, strict=True)]
         writes = [self._store(name, place, element) for place, name in zip(places, stores, strict=True)]
-        lines += _lambda("compute", f"tk_index m, tk_index n, float sum, {reference}", body, None)
-        lines += _lambda("write", f"tk_index m, tk_index n, const {reference}", writes, None)
+        lines += function_object("compute", f"tk_index m, tk_index n, float sum, {reference}", body, None)
+        lines += function_object("write", f"tk_index m, tk_index n, const {reference}", writes, None)
         reads = any(f"b_{name}[" in line for line in body for name in self.task.reads)
         batch = min(4, ceil_div(plan.tile_m * plan.tile_n, self.threads)) if reads else 1
         sizes = f"{plan.tile_m}, {plan.tile_n}, {self.threads}, {stride}, {batch}, {results}"
@@ -576,15 +599,3 @@ def _divided(text: str, divisor: int, domain: str) -> str:
 
 def _flag(value: bool) -> str:
     return "true" if value else "false"
-
-
-def _block(head: str, body: list[str]) -> list[str]:
-    return [f"{head} {{", *(_INDENT + line for line in body if line), "}"]
-
-
-def _lambda(name: str, arguments: str, body: list[str], result: str | None, c_type: str = "float") -> list[str]:
-    """A local function object."""
-    if result is not None:
-        body = [*body, f"return {result};"]
-    kind = "" if result is None else f" -> {c_type}"
-    return [f"auto {name} = [&]({arguments}){kind} {{", *(_INDENT + line for line in body), "};"]

@@ -16,6 +16,7 @@ from trainkernel.ops.entry import (
     is_number,
     literal,
     reduced_dims,
+    wrap_dim,
 )
 from trainkernel.ops.indexed import INDEXED
 from trainkernel.ops.pointwise import POINTWISE
@@ -40,4 +41,5 @@ __all__ = [
     "literal",
     "reduced_dims",
     "to_float32",
+    "wrap_dim",
 ]

@@ -190,6 +190,14 @@ TK_EMU_SHUFFLE(__shfl_down_sync, 1, unsigned)
 TK_EMU_SHUFFLE(__shfl_xor_sync, 2, int)
 TK_EMU_SHUFFLE(__shfl_up_sync, 3, unsigned)
 
+// A bit per lane, for whole warps only: the lanes' bits are gathered by shuffles.
+__forceinline__ unsigned __ballot_sync(unsigned mask, int vote) {
+    unsigned bits = vote ? 1u << threadIdx.x % 32 : 0u;
+    for (int distance = 16; distance; distance /= 2) bits |= __shfl_xor_sync(mask, bits, distance);
+    return bits;
+}
+__forceinline__ int __ffs(int value) { return __builtin_ffs(value); }
+
 // Conversions round to nearest even and keep denormals. NaN becomes 0x7fff, as cvt.rn does.
 __forceinline__ float tk_bfloat16_bits_to_float(unsigned short bits) { return __uint_as_float(unsigned(bits) << 16); }
 __forceinline__ unsigned short tk_float_to_bfloat16_bits(float value) {
