@@ -150,7 +150,9 @@ def _run_operation(operation: Operation, buffers: dict[str, Bounded]) -> list[Bo
             dtypes.append("float32")
     shapes = [spec.shape for spec in operation.outputs]
     values = op.reference([operand.value for operand in operands], operation.attrs, shapes)
-    if op.kind == "scan":
+    if op.indexed:
+        errors = [_moved_error(op, operation.attrs, operands, np.asarray(values[0]), shapes)]
+    elif op.kind == "scan":
         errors = [_scan_error(op, operation.attrs, operands[0])]
     elif op.name == "scatter_add":
         errors = [_scatter_error(op, operation.attrs, operands, shapes)]
@@ -210,6 +212,25 @@ def _pointwise_error(
         # The device's fused multiply-add rounds once, float64 twice: they may part at a tie.
         error = error + _finite(np.abs(center)) * 2.0**-51
     return error + (op.max_ulps * _ulp(np.abs(center) + error) if op.max_ulps > 0.5 else 0.0)
+
+
+def _moved_error(
+    op: Op,
+    attrs: Mapping[str, Any],
+    operands: Sequence[Bounded],
+    center: Array,
+    shapes: Sequence[tuple[int, ...]],
+) -> Array:
+    """Errors move with their elements; where an index, or what bits come from, may be another, nothing is known."""
+    data = range(len(operands)) if op.data_operands is None else op.data_operands
+    if op.name == "random_bits":
+        data = ()
+    if any(np.any(operand.error) for at, operand in enumerate(operands) if at not in data):
+        return np.full(center.shape, np.inf)
+    if not any(np.any(operands[at].error) for at in data):
+        return np.zeros(center.shape)
+    moved = [operand.error if at in data else operand.value for at, operand in enumerate(operands)]
+    return np.asarray(op.reference(moved, attrs, shapes)[0])
 
 
 def _distance(corner: Array, center: Array) -> Array:

@@ -178,6 +178,9 @@ def _operand_evaluations(item: Item, count: float, target: Target, options: Opti
     if kind in ("reduction", "scan"):
         passes = 2 if item.op in ("softmax_stats", "moments") else 1
         return [(spec.buffer, float(passes * spec.num_elements)) for spec in item.tensor_inputs]
+    if item.op == "concatenate":
+        share = count / item.outputs[0].num_elements
+        return [(spec.buffer, share * spec.num_elements) for spec in item.tensor_inputs]
     return [(spec.buffer, count) for spec in item.tensor_inputs]
 
 

@@ -35,6 +35,7 @@ _TEMPLATES = (
     "typed_reduce",
     "typed_product",
     "indexed",
+    "random",
     "scan",
     "scatter",
 )

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from trainkernel.access import operand_index
 from trainkernel.arithmetic import domain_of, operand_domains
 from trainkernel.codegen.conversions import C_TYPES, loaded, operand_in, register_type, rounded
+from trainkernel.codegen.indexed import emit_indexed
 from trainkernel.dtypes import DTYPES
-from trainkernel.indexing import Index, delinearize, variable
+from trainkernel.indexing import ZERO, Index, delinearize, variable
 from trainkernel.ir import Operand, Operation, TensorSpec
 from trainkernel.memory import Frame, Storage
 from trainkernel.ops import OPS, literal, to_float32
@@ -67,6 +68,7 @@ class TaskScope:
         self.pointers: list[str] = []
         self.templates: set[str] = set()
         self.constants = ValueScope(self, {}, None)
+        self._num_variables = 0
         self._base = base
         self._scalar = scalar
         self._declared: set[str] = set()
@@ -77,6 +79,11 @@ class TaskScope:
         count = self._names.get(buffer, 0) + 1
         self._names[buffer] = count
         return f"v_{buffer}" if count == 1 else f"v{count}_{buffer}"
+
+    def fresh_variable(self, stem: str) -> str:
+        """A variable that holds no element of a buffer: ``c_1``, ``c_2``."""
+        self._num_variables += 1
+        return f"{stem}_{self._num_variables}"
 
     def dtype(self, buffer: str) -> str:
         """The dtype of a buffer, which says how its elements are held in registers."""
@@ -140,6 +147,7 @@ class ValueScope:
         self._registers = registers
         self._element = element
         self._known: dict[tuple[str, Index], str] = {}
+        self._coordinates: dict[tuple[str, int], Index] = {}
         self.lines: list[str] = []
 
     def operand(self, operand: Operand, coordinates: Sequence[Index], domain: str = "float32") -> str:
@@ -182,11 +190,45 @@ class ValueScope:
         domain = domain_of(operation)
         if operation.op == "combine_partials":
             text = self._combine(operation, domain, coordinates)
+        elif OPS[operation.op].indexed:
+            text = emit_indexed(self, operation, coordinates)
         else:
             pairs = zip(operation.inputs, operand_domains(operation), strict=True)
             arguments = [self.operand(operand, coordinates, own) for operand, own in pairs]
             text = OPS[operation.op].expression(arguments, operation.attrs, domain)
         return self._task.rounded(text, domain, operation.outputs[0].dtype)
+
+    # ------------------------------------------------------------------ for indexed operations
+
+    def coordinate(self, text: str, size: int) -> Index:
+        """The variable that holds a coordinate in ``range(size)``; 0 where the range has no other."""
+        if size <= 1:
+            return ZERO
+        if (text, size) not in self._coordinates:
+            name = self._task.fresh_variable("c")
+            self.lines.append(f"const tk_index {name} = {text};")
+            self._coordinates[text, size] = variable(name, size)
+        return self._coordinates[text, size]
+
+    def unset(self, stem: str, c_type: str) -> str:
+        """A variable for branches to set."""
+        name = self._task.fresh_variable(stem)
+        self.lines.append(f"{c_type} {name};")
+        return name
+
+    def branch(self) -> ValueScope:
+        """A scope for a block inside this one, which sees all values computed so far."""
+        inner = ValueScope(self._task, self._registers, self._element)
+        inner._known, inner._coordinates = dict(self._known), dict(self._coordinates)
+        return inner
+
+    def outside(self) -> ValueScope:
+        """The scope of what is the same for every element."""
+        return self._task.constants if self._task.hoist else self
+
+    def use_template(self, name: str) -> None:
+        """Ask for a file of the prelude."""
+        self._task.templates.add(name)
 
     def _combine(self, operation: Operation, domain: str, coordinates: Sequence[Index]) -> str:
         partials, *bias = operation.inputs
