@@ -150,7 +150,13 @@ def _run_operation(operation: Operation, buffers: dict[str, Bounded]) -> list[Bo
             dtypes.append("float32")
     shapes = [spec.shape for spec in operation.outputs]
     values = op.reference([operand.value for operand in operands], operation.attrs, shapes)
-    if op.kind == "pointwise":
+    if op.indexed:
+        errors = [_moved_error(op, operation.attrs, operands, np.asarray(values[0]), shapes)]
+    elif op.kind == "scan":
+        errors = [_scan_error(op, operation.attrs, operands[0])]
+    elif op.name == "scatter_add":
+        errors = [_scatter_error(op, operation.attrs, operands, shapes)]
+    elif op.kind == "pointwise":
         errors = [_pointwise_error(op, operation, operands, dtypes, values[0], shapes)]
     elif op.kind == "product":
         errors = [_product_error(op, operation.attrs, operands, dtypes)]
@@ -206,6 +212,25 @@ def _pointwise_error(
         # The device's fused multiply-add rounds once, float64 twice: they may part at a tie.
         error = error + _finite(np.abs(center)) * 2.0**-51
     return error + (op.max_ulps * _ulp(np.abs(center) + error) if op.max_ulps > 0.5 else 0.0)
+
+
+def _moved_error(
+    op: Op,
+    attrs: Mapping[str, Any],
+    operands: Sequence[Bounded],
+    center: Array,
+    shapes: Sequence[tuple[int, ...]],
+) -> Array:
+    """Errors move with their elements; where an index, or what bits come from, may be another, nothing is known."""
+    data = range(len(operands)) if op.data_operands is None else op.data_operands
+    if op.name == "random_bits":
+        data = ()
+    if any(np.any(operand.error) for at, operand in enumerate(operands) if at not in data):
+        return np.full(center.shape, np.inf)
+    if not any(np.any(operands[at].error) for at in data):
+        return np.zeros(center.shape)
+    moved = [operand.error if at in data else operand.value for at, operand in enumerate(operands)]
+    return np.asarray(op.reference(moved, attrs, shapes)[0])
 
 
 def _distance(corner: Array, center: Array) -> Array:
@@ -275,6 +300,39 @@ def _stats_error(op: Op, operand: Bounded, attrs: Mapping[str, Any]) -> list[Arr
     return [largest_error, spread + 2 * op.max_ulps * (count + 2) * UNIT * total]
 
 
+def _scan_error(op: Op, attrs: Mapping[str, Any], operand: Bounded) -> Array:
+    """That of a sum of as many terms as each element has."""
+
+    def scanned(array: Array) -> Array:
+        return np.asarray(op.reference([array], attrs, [array.shape])[0], np.float64)
+
+    spread = scanned(operand.error)
+    total = scanned(_finite(np.abs(operand.value))) + spread
+    count = scanned(np.ones(operand.value.shape))
+    error = spread + 2 * op.max_ulps * (count - 1) * UNIT * total
+    decided = scanned(np.where(~np.isfinite(operand.value) & (operand.error == 0), 1.0, 0.0)) > 0
+    return np.where(decided & np.isfinite(error), 0.0, error)
+
+
+def _scatter_error(
+    op: Op, attrs: Mapping[str, Any], operands: Sequence[Bounded], shapes: Sequence[tuple[int, ...]]
+) -> Array:
+    """That of a sum of as many terms as each row gets."""
+    places, updates = operands
+    if np.any(places.error):
+        return np.full(shapes[0], np.inf)
+
+    def summed(array: Array) -> Array:
+        return np.asarray(op.reference([places.value, array], attrs, shapes)[0], np.float64)
+
+    spread = summed(updates.error)
+    total = summed(_finite(np.abs(updates.value))) + spread
+    count = summed(np.ones(updates.value.shape))
+    error = spread + 2 * op.max_ulps * np.maximum(count - 1, 0) * UNIT * total
+    decided = summed(np.where(~np.isfinite(updates.value) & (updates.error == 0), 1.0, 0.0)) > 0
+    return np.where(decided & np.isfinite(error), 0.0, error)
+
+
 _REDUCTION_ERRORS: Mapping[str, Callable[[Op, Bounded, Mapping[str, Any]], list[Array]]] = {
     "sum": _sum_error,
     "mean": _mean_error,
@@ -288,15 +346,15 @@ _REDUCTION_ERRORS: Mapping[str, Callable[[Op, Bounded, Mapping[str, Any]], list[
 
 def _product_error(op: Op, attrs: Mapping[str, Any], operands: Sequence[Bounded], dtypes: Sequence[str]) -> Array:
     a, b = operands[-2:]
-    depth = a.value.shape[1]
+    depth = a.value.shape[-1]
     size_a, size_b = np.abs(_finite(a.value)), np.abs(_finite(b.value))
-    terms: Array = size_a @ size_b if depth else np.zeros((size_a.shape[0], size_b.shape[1]))
+    terms: Array = size_a @ size_b if depth else np.zeros((*size_a.shape[:-1], size_b.shape[-1]))
     spread: Array = a.error @ (size_b + b.error) + size_a @ b.error if depth else terms
     spread = np.where(np.isnan(spread), np.inf, spread)
     tensor_cores = all(DTYPES[dtype].itemsize_bytes == 2 for dtype in dtypes[-2:])
     # One term is exact only where the product of the operands is: 8 + 8 or 11 + 11 bits are.
     roundings = max(depth - 1, 0) if tensor_cores else depth
-    decided = np.any(~np.isfinite(a.value), axis=1)[:, None] | np.any(~np.isfinite(b.value), axis=0)[None, :]
+    decided = np.any(~np.isfinite(a.value), axis=-1)[..., None] | np.any(~np.isfinite(b.value), axis=-2)[..., None, :]
     error: Array = spread + (4 if tensor_cores else 2) * op.max_ulps * roundings * UNIT * (terms + spread)
     error = np.where(decided & np.isfinite(error), 0.0, error)
     if depth == 1 and not np.any(spread):

@@ -49,6 +49,22 @@ PRODUCT_SIZES = (
 )
 """m, k, n: the scalar product, GEMV, thin, ragged and whole tiles, and every empty one."""
 
+BATCHED_SIZES = (
+    (3, 1, 1, 1),
+    (5, 1, 64, 40),
+    (3, 70, 64, 1),
+    (9, 1, 100, 3),
+    (4, 3, 8, 70),
+    (2, 4, 300, 9),
+    (3, 33, 70, 65),
+    (2, 17, 400, 18),
+    (1, 33, 40, 17),
+    (0, 4, 3, 5),
+    (2, 0, 4, 3),
+    (2, 3, 0, 4),
+)
+"""batch, m, k, n: dot products, both GEMVs, thin with and without split depth, tiles, split tiles, and empty ones."""
+
 REDUCED: tuple[tuple[tuple[int, ...], tuple[int, ...] | None], ...] = (
     ((5, 7), None),
     ((5, 7), ()),
@@ -304,6 +320,40 @@ def product_case(op: Op, dtypes: tuple[str, str], sizes: tuple[int, int, int]) -
     return c.case()
 
 
+def batched_product_case(dtypes: tuple[str, str], sizes: tuple[int, int, int, int]) -> Case:
+    """A batched product of plain, permuted, sliced and stride-0 operands, fused on both sides."""
+    batch, m, k, n = sizes
+    c = CaseBuilder(f"bmm {dtypes[0]} {dtypes[1]} {batch}x{m}x{k}x{n}")
+    a_values = c.draw((batch, m, k), dtypes[0], OPS["bmm"].sample)
+    b_values = c.draw((batch, k, n), dtypes[1], OPS["bmm"].sample)
+    pairs = [("dense", "dense"), ("permuted", "swapped"), ("swapped", "permuted"), ("shared", "input view")]
+    if batch * m * k * n < 30_000:
+        pairs += [("sliced", "shared"), ("swapped", "dense")]
+    for (a_layout, b_layout), output in zip(pairs, (dtypes[0], "float32", "float16", "bfloat16") * 2, strict=False):
+        a, b = _place_batched(c, a_values, a_layout), _place_batched(c, b_values, b_layout)
+        c.add("bmm", a, b, dtype=output)
+    a, b = c.tensor(a_values), c.tensor(b_values)
+    scaled = c.builder.op("mul", a, 0.5)
+    product = c.builder.op("bmm", scaled, c.builder.op("cast", b, dtype=dtypes[0]), dtype="float32")
+    column = c.tensor(c.draw((1, m, 1), "float32", (-2, 2)))
+    c.add("relu", c.builder.op("add", product, column))
+    return c.case()
+
+
+def _place_batched(c: CaseBuilder, values: NDArray[Any], layout: str) -> TensorSpec:
+    """A batch of matrices: transposed ones, one that all share, or with the batch inside (heads of a sequence)."""
+    if layout == "swapped":
+        return c.tensor(np.swapaxes(values, 1, 2)).mT
+    if layout == "shared":
+        one = c.tensor(values[0] if len(values) else np.zeros(values.shape[1:], values.dtype))
+        return one.broadcast_to(values.shape)
+    if layout == "permuted":
+        inside = c.tensor(np.swapaxes(values, 0, 1))
+        strides = (inside.strides[1], inside.strides[0], inside.strides[2])
+        return TensorSpec(inside.buffer, values.shape, strides, 0, inside.dtype)
+    return c.place(values, layout)
+
+
 def _add_biases(
     c: CaseBuilder, op: Op, dtypes: tuple[str, str], size: tuple[int, int], a: TensorSpec, b: TensorSpec
 ) -> None:
@@ -331,6 +381,10 @@ def op_cases() -> Iterator[Case]:
             yield from (pointwise_case(op, dtype) for dtype in dtypes)
         elif op.kind == "reduction":
             yield from (reduction_case(op, dtype) for dtype in DTYPE_NAMES)
+        elif op.name == "bmm":
+            for dtype, batched in product(FLOATS, BATCHED_SIZES):
+                yield batched_product_case((dtype, dtype), batched)
+            yield batched_product_case(("float16", "bfloat16"), (3, 17, 33, 31))
         else:
             for dtype, sizes in product(FLOATS, PRODUCT_SIZES):
                 yield product_case(op, (dtype, dtype), sizes)

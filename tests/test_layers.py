@@ -31,7 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("numpy",),
     ("derivatives", "scanning"),
     ("assemble",),
-    ("options", "indexing"),
+    ("options", "indexing", "arithmetic"),
     ("access", "lowering", "passes", "products"),
     ("fusion", "placement", "schedule"),
     ("memory",),

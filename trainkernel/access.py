@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import TypeAlias
 
 from trainkernel.indexing import ZERO, Index, delinearize, linearize, variable
-from trainkernel.ir import Operation, TensorSpec
-from trainkernel.ops import reduced_dims
+from trainkernel.ir import Operand, Operation, TensorSpec
+from trainkernel.ops import OPS, reduced_dims, wrap_dim
+
+Read: TypeAlias = "tuple[Operand, Sequence[Index]]"
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,10 @@ class AccessWalker:
     def pointwise(self, operation: Operation, coordinates: Sequence[Index]) -> Iterator[Access]:
         """Accesses of a pointwise operation evaluated at its output's coordinates."""
         operands = operation.inputs
+        if operation.op in OPS and OPS[operation.op].indexed:
+            for operand, places in indexed_reads(operation, coordinates):
+                yield from self.operand(operand, places)
+            return
         if operation.op == "combine_partials":
             partials = operands[0]
             assert isinstance(partials, TensorSpec)
@@ -67,9 +75,115 @@ class AccessWalker:
             yield from self.operand(operand, coordinates)
 
 
+# ---------------------------------------------------------------------------- indexed operations
+
+
+def _moved(coordinate: Index, size: int) -> Index:
+    """A coordinate somewhere along a dim of ``size``, in step with another one; it equals no plain coordinate."""
+    return ZERO if size <= 1 else coordinate + variable("?", 2)
+
+
+def clamped_start(start: Operand, room: int) -> int | None:
+    """The first of ``room`` places at which a window begins, where the program alone tells it."""
+    if room == 1:
+        return 0
+    return None if isinstance(start, TensorSpec) else min(max(int(start), 0), room - 1)
+
+
+def concatenated_parts(operation: Operation) -> tuple[int, list[tuple[int, int, int]]]:
+    """The dim, and (position, first coordinate, size) of each operand that is not empty."""
+    dim = wrap_dim(operation.attrs["dim"], operation.outputs[0].ndim)
+    parts, first = [], 0
+    for position, operand in enumerate(operation.tensor_inputs):
+        size = operand.shape[dim]
+        if size:
+            parts.append((position, first, size))
+        first += size
+    return dim, parts
+
+
+def _flip_reads(operation: Operation, at: Sequence[Index]) -> Iterator[Read]:
+    shape = operation.outputs[0].shape
+    dims = {wrap_dim(dim, len(shape)) for dim in operation.attrs["dims"]}
+    yield operation.inputs[0], [_moved(c, shape[d]) if d in dims else c for d, c in enumerate(at)]
+
+
+def _pad_reads(operation: Operation, at: Sequence[Index]) -> Iterator[Read]:
+    x, value = operation.inputs
+    assert isinstance(x, TensorSpec)
+    attrs = operation.attrs
+    moves = [any(attrs[key][dim] for key in ("low", "high", "interior")) for dim in range(x.ndim)]
+    yield x, [_moved(c, x.shape[d]) if moves[d] else c for d, c in enumerate(at)]
+    yield value, ()
+
+
+def _concatenate_reads(operation: Operation, at: Sequence[Index]) -> Iterator[Read]:
+    dim, parts = concatenated_parts(operation)
+    for position, _, size in parts:
+        place = at[dim] if len(parts) == 1 else _moved(at[dim], size)
+        yield operation.inputs[position], (*at[:dim], place, *at[dim + 1 :])
+
+
+def _take_reads(operation: Operation, at: Sequence[Index]) -> Iterator[Read]:
+    x, indices = operation.tensor_inputs
+    yield indices, at[: indices.ndim]
+    yield x, (variable("?", x.shape[0]), *at[indices.ndim :])
+
+
+def _window_reads(starts: Sequence[Operand], x: TensorSpec, window: Sequence[int]) -> Iterator[Read]:
+    for start, whole, size in zip(starts, x.shape, window, strict=True):
+        if clamped_start(start, whole - size + 1) is None:
+            yield start, ()
+
+
+def _dynamic_slice_reads(operation: Operation, at: Sequence[Index]) -> Iterator[Read]:
+    x = operation.tensor_inputs[0]
+    yield from _window_reads(operation.inputs[1:], x, operation.attrs["sizes"])
+    moves = [whole != size for whole, size in zip(x.shape, operation.attrs["sizes"], strict=True)]
+    yield x, [_moved(c, x.shape[d]) if moves[d] else c for d, c in enumerate(at)]
+
+
+def _dynamic_update_reads(operation: Operation, at: Sequence[Index]) -> Iterator[Read]:
+    x, update = operation.tensor_inputs[:2]
+    yield from _window_reads(operation.inputs[2:], x, update.shape)
+    yield x, at
+    moves = [whole != size for whole, size in zip(x.shape, update.shape, strict=True)]
+    yield update, [_moved(c, update.shape[d]) if moves[d] else c for d, c in enumerate(at)]
+
+
+def _random_reads(operation: Operation, at: Sequence[Index]) -> Iterator[Read]:
+    lead = at[: len(at) - len(operation.attrs["shape"])]
+    yield operation.inputs[0], (*lead, variable("?", 2))
+    for counter in operation.inputs[1:]:
+        yield counter, lead
+
+
+_READS: Mapping[str, Callable[[Operation, Sequence[Index]], Iterator[Read]]] = {
+    "iota": lambda operation, at: iter(()),
+    "flip": _flip_reads,
+    "pad": _pad_reads,
+    "concatenate": _concatenate_reads,
+    "take": _take_reads,
+    "dynamic_slice": _dynamic_slice_reads,
+    "dynamic_update": _dynamic_update_reads,
+    "random_bits": _random_reads,
+}
+
+
+def indexed_reads(operation: Operation, coordinates: Sequence[Index]) -> Iterator[Read]:
+    """Operands of an indexed operation and where it reads them, at its output's coordinates.
+
+    A coordinate that the operation moves holds a variable that is no coordinate of anything else,
+    so such a read is never taken for one at the same element.
+    """
+    for operand, places in _READS[operation.op](operation, coordinates):
+        if not isinstance(operand, TensorSpec) or operand.num_elements:
+            yield operand, places
+
+
 @dataclass(frozen=True)
 class ReductionSpace:
-    """The two index spaces of a reduction: results ``r`` and the elements ``k`` reduced into each."""
+    """The two index spaces of a reduction or scan: rows ``r``, and the elements ``k`` of each."""
 
     kept: tuple[int, ...]
     reduced: tuple[int, ...]
@@ -79,7 +193,10 @@ class ReductionSpace:
     def of(operation: Operation) -> ReductionSpace:
         source = operation.inputs[0]
         assert isinstance(source, TensorSpec)
-        dims = reduced_dims(source.shape, operation.attrs)
+        if "dim" in operation.attrs:
+            dims: tuple[int, ...] = (wrap_dim(operation.attrs["dim"], source.ndim),)
+        else:
+            dims = reduced_dims(source.shape, operation.attrs)
         kept = tuple(dim for dim in range(source.ndim) if dim not in dims)
         return ReductionSpace(kept, dims, source.shape)
 
@@ -90,3 +207,11 @@ class ReductionSpace:
             for dim, coordinate in zip(dims, delinearize(index, [self.shape[d] for d in dims]), strict=True):
                 result[dim] = coordinate
         return tuple(result)
+
+
+def scatter_coordinates(operation: Operation, result: Index, element: Index) -> tuple[tuple[Index], tuple[Index, ...]]:
+    """Where a scatter reads its indices and its updates for element ``k`` of one result, counted row-major."""
+    updates = operation.inputs[1]
+    assert isinstance(updates, TensorSpec)
+    rest = updates.shape[1:]
+    return (element,), (element, *delinearize(result % prod(rest), rest))

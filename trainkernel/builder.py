@@ -75,7 +75,8 @@ class ProgramBuilder:
         op : str
             A name in ``trainkernel.ops.OPS``.
         shape : sequence of int, optional
-            Output shape; the op's natural shape if left out.
+            Output shape; the op's natural shape if left out. Where the op has an attribute of this
+            name, the attribute.
         dtype : str, optional
             Output dtype; that of the first tensor operand if left out, else float32.
         name : str, optional
@@ -105,6 +106,8 @@ class ProgramBuilder:
             raise ProgramError(f"unknown op {op!r}; known: {', '.join(sorted(OPS))}")
         if shape is not None:
             _check_shape(shape, f"op {op!r}")
+        if shape is not None and "shape" in OPS[op].attrs:
+            attrs, shape = {**attrs, "shape": tuple(shape)}, None
         tensors = [operand for operand in operands if isinstance(operand, TensorSpec)]
         operand_shapes = [operand.shape if isinstance(operand, TensorSpec) else () for operand in operands]
         natural = OPS[op].shape(operand_shapes, attrs)

@@ -17,24 +17,24 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trainkernel.access import Access, AccessWalker, ReductionSpace
+from trainkernel.access import Access, AccessWalker, ReductionSpace, scatter_coordinates
 from trainkernel.indexing import Index, delinearize, variable
 from trainkernel.ir import Item, Loop, Operation, Program, TensorSpec
 from trainkernel.lowering import INTERNAL_KINDS
 from trainkernel.ops import OPS
 from trainkernel.options import Options
-from trainkernel.products import ceil_div, plan_product
+from trainkernel.products import SCATTERS, ceil_div, plan_product
 from trainkernel.target import Target
 
 _EVALUATIONS_PER_US = 7.0e6
 _MAX_SINGLE_USE_US = 1.5
 _MAX_RECOMPUTE_US = 0.5
 _MAX_CHAIN_COST = 200.0
-_PARTIALS_ROOTS = ("product_partials", "reduce_partials")
+_PARTIALS_ROOTS = ("product_partials", "reduce_partials", "scatter_partials")
 
 
 def kind_of(operation: Operation) -> str:
-    """``"pointwise"``, ``"reduction"`` or ``"product"``, internal operations included."""
+    """``"pointwise"``, ``"reduction"``, ``"product"`` or ``"scan"``, internal operations included."""
     internal = INTERNAL_KINDS.get(operation.op)
     return internal if internal is not None else OPS[operation.op].kind
 
@@ -169,9 +169,18 @@ def _operand_evaluations(item: Item, count: float, target: Target, options: Opti
         times.append((b.buffer, b.num_elements * ceil_div(plan.m, plan.tile_m)))
         times += [(spec.buffer, item.outputs[0].num_elements) for spec in item.tensor_inputs[:-2]]
         return [(buffer, float(number)) for buffer, number in times]
-    if kind == "reduction":
-        passes = 2 if item.op == "softmax_stats" else 1
+    if item.op in SCATTERS:
+        indices, updates = item.tensor_inputs
+        return [
+            (indices.buffer, float(indices.num_elements * item.outputs[0].num_elements / 32)),
+            (updates.buffer, float(updates.num_elements)),
+        ]
+    if kind in ("reduction", "scan"):
+        passes = 2 if item.op in ("softmax_stats", "moments") else 1
         return [(spec.buffer, float(passes * spec.num_elements)) for spec in item.tensor_inputs]
+    if item.op == "concatenate":
+        share = count / item.outputs[0].num_elements
+        return [(spec.buffer, share * spec.num_elements) for spec in item.tensor_inputs]
     return [(spec.buffer, count) for spec in item.tensor_inputs]
 
 
@@ -214,7 +223,9 @@ class _Former:
 
     def _root_accesses(self, operation: Operation, walker: AccessWalker) -> list[Access]:
         found: list[Access] = []
-        if kind_of(operation) == "reduction":
+        if operation.op in SCATTERS:
+            return self._scatter_accesses(operation, walker)
+        if kind_of(operation) in ("reduction", "scan"):
             space = ReductionSpace.of(operation)
             source = operation.inputs[0]
             assert isinstance(source, TensorSpec)
@@ -225,13 +236,24 @@ class _Former:
             return found
         *bias, a, b = operation.inputs
         assert isinstance(a, TensorSpec) and isinstance(b, TensorSpec)
-        m, n, k = variable("m", a.shape[0]), variable("n", b.shape[1]), variable("k", a.shape[1])
-        if a.shape[1] and operation.attrs.get("alpha", 1) != 0:
-            found += walker.operand(a, (m, k))
-            found += walker.operand(b, (k, n))
+        batch = (variable("batch", a.shape[0]),) if a.ndim == 3 else ()
+        m, n, k = variable("m", a.shape[-2]), variable("n", b.shape[-1]), variable("k", a.shape[-1])
+        if a.shape[-1] and operation.attrs.get("alpha", 1) != 0:
+            found += walker.operand(a, (*batch, m, k))
+            found += walker.operand(b, (*batch, k, n))
         if operation.attrs.get("beta", 1) != 0:
             for spec in bias:
                 found += walker.operand(spec, (m, n))
+        return found
+
+    def _scatter_accesses(self, operation: Operation, walker: AccessWalker) -> list[Access]:
+        found: list[Access] = []
+        indices, updates = operation.tensor_inputs
+        if updates.num_elements:
+            result = variable("r", operation.outputs[0].num_elements)
+            places = scatter_coordinates(operation, result, variable("k", updates.shape[0]))
+            for operand, coordinates in zip((indices, updates), places, strict=True):
+                found += walker.operand(operand, coordinates)
         return found
 
     def _member_accesses(self, operation: Operation, walker: AccessWalker) -> list[Access]:

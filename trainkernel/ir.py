@@ -86,6 +86,13 @@ class TensorSpec:
         """The view with all dims reversed."""
         return TensorSpec(self.buffer, self.shape[::-1], self.strides[::-1], self.offset, self.dtype)
 
+    @property
+    def mT(self) -> TensorSpec:  # noqa: N802 - the field's name for it
+        """The view with the last two dims exchanged."""
+        shape, strides = self.shape, self.strides
+        swapped = (*shape[:-2], shape[-1], shape[-2]), (*strides[:-2], strides[-1], strides[-2])
+        return TensorSpec(self.buffer, *swapped, self.offset, self.dtype)
+
     def broadcast_to(self, shape: tuple[int, ...]) -> TensorSpec:
         """The stride-0 broadcast view; the shape must be compatible."""
         missing = len(shape) - self.ndim

@@ -12,13 +12,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from trainkernel.arithmetic import domain_of
 from trainkernel.ir import Item, Operation, Program, TensorSpec
 from trainkernel.options import Options
 from trainkernel.passes import map_bodies
 from trainkernel.products import plan_product, plan_reduction
 from trainkernel.target import Target
 
-INTERNAL_KINDS = {"product_partials": "product", "reduce_partials": "reduction", "combine_partials": "pointwise"}
+INTERNAL_KINDS = {
+    "product_partials": "product",
+    "reduce_partials": "reduction",
+    "scatter_partials": "reduction",
+    "combine_partials": "pointwise",
+}
 COMBINE_IN_ORDER = 32
 
 
@@ -27,9 +33,11 @@ def lower(program: Program, target: Target, options: Options) -> Program:
     taken = {spec.buffer for spec in program.buffers()}
     items: list[Item] = []
     for item in program.operations:
-        if isinstance(item, Operation) and item.op in ("mm", "addmm"):
+        if isinstance(item, Operation) and item.op in ("mm", "addmm", "bmm"):
             items += _lower_product(item, target, options, taken)
-        elif isinstance(item, Operation) and item.op in ("sum", "mean", "max"):
+        elif isinstance(item, Operation) and item.op == "scatter_add":
+            items += _lower_scatter(item, target, options, taken)
+        elif isinstance(item, Operation) and item.op in ("sum", "mean", "max", "min", "prod"):
             items += _lower_reduction(item, target, options, taken)
         else:
             items.append(item)
@@ -37,12 +45,14 @@ def lower(program: Program, target: Target, options: Options) -> Program:
     return map_bodies(lowered, lambda body: lower(body, target, options))
 
 
-def _partials_spec(name: str, count: int, shape: tuple[int, ...], taken: set[str]) -> TensorSpec:
-    buffer = f"{name}_partials"
+def _partials_spec(operation: Operation, count: int, taken: set[str]) -> TensorSpec:
+    """Partial results of an operation, stored as the dtype of the domain in which it computes."""
+    out = operation.outputs[0]
+    buffer = f"{out.buffer}_partials"
     while buffer in taken:
         buffer += "_"
     taken.add(buffer)
-    return TensorSpec.dense(buffer, (count, *shape), "float32")
+    return TensorSpec.dense(buffer, (count, *out.shape), domain_of(operation))
 
 
 def _lower_product(operation: Operation, target: Target, options: Options, taken: set[str]) -> list[Item]:
@@ -51,7 +61,7 @@ def _lower_product(operation: Operation, target: Target, options: Options, taken
         return [operation]
     *bias, a, b = operation.inputs
     out = operation.outputs[0]
-    partials = _partials_spec(out.buffer, plan.split, out.shape, taken)
+    partials = _partials_spec(operation, plan.split, taken)
     first = Operation(operation.name, "product_partials", (a, b), partials, {"chunk": plan.chunk}, operation.location)
     attrs = {"reduce": "sum", **operation.attrs}
     if operation.attrs.get("beta", 1) == 0:
@@ -60,13 +70,27 @@ def _lower_product(operation: Operation, target: Target, options: Options, taken
     return [first, second]
 
 
+def _lower_scatter(operation: Operation, target: Target, options: Options, taken: set[str]) -> list[Item]:
+    plan = plan_reduction(operation, target, options)
+    if plan.partials == 1:
+        return [operation]
+    out = operation.outputs[0]
+    partials = _partials_spec(operation, plan.partials, taken)
+    attrs = {**operation.attrs, "chunk": plan.chunk}
+    first = Operation(operation.name, "scatter_partials", operation.inputs, partials, attrs, operation.location)
+    return [
+        first,
+        Operation(operation.name, "combine_partials", (partials,), out, {"reduce": "sum"}, operation.location),
+    ]
+
+
 def _lower_reduction(operation: Operation, target: Target, options: Options, taken: set[str]) -> list[Item]:
     plan = plan_reduction(operation, target, options)
     if plan.partials == 1:
         return [operation]
     out = operation.outputs[0]
-    kind = "max" if operation.op == "max" else "sum"
-    partials = _partials_spec(out.buffer, plan.partials, out.shape, taken)
+    kind = "sum" if operation.op == "mean" else operation.op
+    partials = _partials_spec(operation, plan.partials, taken)
     attrs = {"reduce": kind, "chunk": plan.chunk, "dims": operation.attrs.get("dims")}
     first = Operation(operation.name, "reduce_partials", operation.inputs, partials, attrs, operation.location)
     divisor = plan.count if operation.op == "mean" else 1

@@ -55,9 +55,9 @@ def _substitute(
     return replace(program, operations=tuple(rewritten), outputs=tuple(rewrite_spec(spec) for spec in program.outputs))
 
 
-def _transposed_dense(spec: TensorSpec, rows: int, columns: int) -> bool:
-    """Whether ``spec`` is the transpose of a whole dense [rows, columns] buffer."""
-    return spec.offset == 0 and spec.shape == (columns, rows) and spec.strides == (1, columns)
+def _transposed_dense(spec: TensorSpec, out: TensorSpec) -> bool:
+    """Whether ``spec`` is the transpose of the whole dense result of a product."""
+    return spec.offset == 0 and spec.shape == out.mT.shape and spec.strides == out.mT.strides
 
 
 def canonicalize_transposed_mm(program: Program) -> Program:
@@ -74,11 +74,10 @@ def canonicalize_transposed_mm(program: Program) -> Program:
     items: list[Item] = []
     views: dict[str, Callable[[TensorSpec], TensorSpec]] = {}
     for item in program.operations:
-        if isinstance(item, Operation) and item.op in ("mm", "addmm"):
+        if isinstance(item, Operation) and item.op in ("mm", "addmm", "bmm"):
             out = item.outputs[0]
-            rows, columns = out.shape
             reads = uses.get(out.buffer, [])
-            if min(rows, columns) > 1 and reads and all(_transposed_dense(read, rows, columns) for read in reads):
+            if min(out.shape[-2:]) > 1 and reads and all(_transposed_dense(read, out) for read in reads):
                 item = _transposed_product(item)
                 views[out.buffer] = lambda spec: replace(spec, strides=dense_strides(spec.shape))
         items.append(item)
@@ -90,9 +89,9 @@ def _transposed_product(operation: Operation) -> Operation:
     *bias, a, b = operation.inputs
     assert isinstance(a, TensorSpec) and isinstance(b, TensorSpec)
     out = operation.outputs[0]
-    new_bias = tuple(spec.broadcast_to(out.shape).T for spec in bias if isinstance(spec, TensorSpec))
+    new_bias = tuple(spec.broadcast_to(out.shape).mT for spec in bias if isinstance(spec, TensorSpec))
     return replace(
-        operation, inputs=(*new_bias, b.T, a.T), output=TensorSpec.dense(out.buffer, out.shape[::-1], out.dtype)
+        operation, inputs=(*new_bias, b.mT, a.mT), output=TensorSpec.dense(out.buffer, out.mT.shape, out.dtype)
     )
 
 

@@ -17,7 +17,7 @@ from trainkernel.ir import Loop, Operation, Program, ScalarSpec, TensorSpec
 from trainkernel.lowering import lower
 from trainkernel.options import Options, whole_buffer
 from trainkernel.passes import normalize
-from trainkernel.products import ProductPlan, ReductionPlan, ceil_div, plan_product, plan_reduction
+from trainkernel.products import ProductPlan, ReductionPlan, ScanPlan, ceil_div, plan_product, plan_reduction, plan_scan
 from trainkernel.schedule import (
     ArenaPlace,
     Copy,
@@ -139,7 +139,7 @@ class _Graph:
         threads = self._options.threads
         if draft.loop is not None:
             return self._loop_task(draft.loop, draft)
-        plan: ProductPlan | ReductionPlan | None = None
+        plan: ProductPlan | ReductionPlan | ScanPlan | None = None
         if draft.kind == "product":
             assert draft.root is not None
             plan = plan_product(draft.root, self._target, self._options)
@@ -149,8 +149,12 @@ class _Graph:
         elif draft.kind == "reduction":
             assert draft.root is not None
             plan = plan_reduction(draft.root, self._target, self._options)
-            if draft.root.op != "reduce_partials":
+            if draft.root.op not in ("reduce_partials", "scatter_partials"):
                 plan = replace(plan, partials=1, chunk=plan.count)
+            pieces = plan.num_pieces
+        elif draft.kind == "scan":
+            assert draft.root is not None
+            plan = plan_scan(draft.root, self._target, self._options)
             pieces = plan.num_pieces
         else:
             pieces = pointwise_pieces(draft.num_elements, threads, self._target)

@@ -9,15 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from trainkernel.arithmetic import domain_of
 from trainkernel.ir import Operation, TensorSpec
-from trainkernel.ops import reduced_dims
+from trainkernel.ops import reduced_dims, wrap_dim
 from trainkernel.options import Options
 from trainkernel.target import Target
 
 GEMV_MIN_DEPTH = 64
+GEMV_MIN_BATCHED_OUTPUTS = 8
 THIN_DEPTH = 8
 THIN_ROWS = 4
 TWO_PHASE_ELEMENTS = 4096
+SCATTERS = ("scatter_add", "scatter_partials")
+SCATTER_CHUNK = 256
 MAX_PARTIALS = 256
 MAX_SPLIT = 32
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -47,7 +51,7 @@ class ProductPlan:
     ----------
     path : str
         ``"gemv"`` (one row, depth split over a block's threads), ``"gemv_t"`` (one column),
-        ``"thin"`` (one thread per output), ``"tensor"`` (``mma.sync`` tiles), ``"tile"``
+        ``"thin"`` (one thread per output; all that are not float32), ``"tensor"`` (``mma.sync`` tiles), ``"tile"``
         (float32 FMA tiles).
     m, n, k : int
         Product shape.
@@ -59,6 +63,8 @@ class ProductPlan:
         Depth of one partial product.
     skew_bytes : int
         Padding of shared-memory rows.
+    batch : int
+        Number of independent products of this shape; each has its own tiles.
     """
 
     path: str
@@ -71,12 +77,21 @@ class ProductPlan:
     split: int = 1
     chunk: int = 0
     skew_bytes: int = 16
+    batch: int = 1
+
+    @property
+    def num_outputs(self) -> int:
+        return self.batch * self.m * self.n
+
+    @property
+    def tiles_per_product(self) -> int:
+        return ceil_div(self.m, self.tile_m) * ceil_div(self.n, self.tile_n)
 
     @property
     def num_tiles(self) -> int:
         if self.path == "thin":
-            return ceil_div(self.m * self.n, self.tile_n)
-        return ceil_div(self.m, self.tile_m) * ceil_div(self.n, self.tile_n)
+            return ceil_div(self.num_outputs, self.tile_n)
+        return self.batch * self.tiles_per_product
 
     @property
     def num_pieces(self) -> int:
@@ -84,35 +99,41 @@ class ProductPlan:
 
     def __str__(self) -> str:
         split = f", depth split {self.split} x {self.chunk}" if self.split > 1 else ""
-        return f"{self.path} {self.m}x{self.n}x{self.k} tile {self.tile_m}x{self.tile_n}x{self.tile_k}{split}"
+        batch = f"{self.batch} x " if self.batch != 1 else ""
+        return f"{self.path} {batch}{self.m}x{self.n}x{self.k} tile {self.tile_m}x{self.tile_n}x{self.tile_k}{split}"
 
 
 def plan_product(operation: Operation, target: Target, options: Options) -> ProductPlan:
-    """Choose path and tiles of an ``mm`` or ``addmm``."""
+    """Choose path and tiles of an ``mm``, ``addmm`` or ``bmm``."""
     a, b = operation.inputs[-2:]
     assert isinstance(a, TensorSpec) and isinstance(b, TensorSpec)
-    (m, k), n = a.shape, b.shape[1]
+    (m, k), n = a.shape[-2:], b.shape[-1]
+    batch = a.shape[0] if a.ndim == 3 else 1
     threads = options.threads
     skew = 16 if options.shared_skew is None else options.shared_skew
     if operation.attrs.get("alpha", 1) == 0:
-        return _thin(m, n, 0, target, threads, skew)
-    if k >= GEMV_MIN_DEPTH and options.split_k_gemv is not False and min(m, n) == 1:
+        return _thin(batch, m, n, 0, target, threads, skew)
+    if domain_of(operation) != "float32":
+        return _thin(batch, m, n, k, target, threads, skew)
+    # A piece of a matrix-vector product has outputs of one product only.
+    enough = batch == 1 or max(m, n) >= GEMV_MIN_BATCHED_OUTPUTS
+    if k >= GEMV_MIN_DEPTH and options.split_k_gemv is not False and min(m, n) == 1 and enough:
         if m == 1:
-            return ProductPlan("gemv", m, n, k, 1, 32, k, 1, k, skew)
-        return ProductPlan("gemv_t", m, n, k, 32, 1, k, 1, k, skew)
+            return ProductPlan("gemv", m, n, k, 1, 32, k, 1, k, skew, batch)
+        return ProductPlan("gemv_t", m, n, k, 32, 1, k, 1, k, skew, batch)
     if k <= THIN_DEPTH or m <= THIN_ROWS:
-        return _thin(m, n, k, target, threads, skew)
+        return _thin(batch, m, n, k, target, threads, skew)
     if a.dtype == b.dtype and a.dtype in ("float16", "bfloat16"):
-        return _best_tiles("tensor", m, n, k, target, options, skew)
-    return _best_tiles("tile", m, n, k, target, options, skew)
+        return _best_tiles("tensor", batch, (m, n, k), target, options, skew)
+    return _best_tiles("tile", batch, (m, n, k), target, options, skew)
 
 
-def _thin(m: int, n: int, k: int, target: Target, threads: int, skew: int) -> ProductPlan:
+def _thin(batch: int, m: int, n: int, k: int, target: Target, threads: int, skew: int) -> ProductPlan:
     """One thread per output; a long depth is split until about every SM has a piece."""
-    pieces = max(1, ceil_div(m * n, threads))
+    pieces = max(1, ceil_div(batch * m * n, threads))
     split = max(1, min(MAX_SPLIT, target.num_sms // pieces, k // THIN_CHUNK))
     chunk = ceil_div(max(k, 1), split)
-    return ProductPlan("thin", m, n, k, 1, threads, max(k, 1), ceil_div(max(k, 1), chunk), chunk, skew)
+    return ProductPlan("thin", m, n, k, 1, threads, max(k, 1), ceil_div(max(k, 1), chunk), chunk, skew, batch)
 
 
 def _tile_choices(path: str, m: int, n: int, options: Options) -> list[tuple[int, int]]:
@@ -135,13 +156,16 @@ def _depth_step(path: str, chunk: int, options: Options) -> int:
     return 128 if path == "tensor" and chunk > 64 else 64
 
 
-def _best_tiles(path: str, m: int, n: int, k: int, target: Target, options: Options, skew: int) -> ProductPlan:
+def _best_tiles(
+    path: str, batch: int, shape: tuple[int, int, int], target: Target, options: Options, skew: int
+) -> ProductPlan:
+    m, n, k = shape
     best: tuple[float, ProductPlan] | None = None
     for tile_m, tile_n in _tile_choices(path, m, n, options):
         for split in SPLITS:
             chunk = ceil_div(ceil_div(k, split), 32) * 32
             step = _depth_step(path, chunk, options)
-            plan = ProductPlan(path, m, n, k, tile_m, tile_n, step, ceil_div(k, chunk), chunk, skew)
+            plan = ProductPlan(path, m, n, k, tile_m, tile_n, step, ceil_div(k, chunk), chunk, skew, batch)
             cost = _tile_cost_us(plan, target)
             if best is None or cost < best[0] - 1e-9:
                 best = (cost, plan)
@@ -161,7 +185,7 @@ def _tile_cost_us(plan: ProductPlan, target: Target) -> float:
     waves = ceil_div(plan.num_pieces, target.num_sms)
     cost = waves * (_PIECE_US + ceil_div(steps, 2) * _STEP_US + work + outputs * _EPILOGUE_OUTPUT_US)
     if plan.split > 1:
-        cost += _EXTRA_STAGE_US + 8 * plan.split * plan.m * plan.n / _PARTIAL_BYTES_PER_US
+        cost += _EXTRA_STAGE_US + 8 * plan.split * plan.num_outputs / _PARTIAL_BYTES_PER_US
     return cost
 
 
@@ -173,7 +197,8 @@ class ReductionPlan:
     ----------
     path : str
         ``"thread"``: one thread per row; ``"warp"``: one warp per row; ``"block"``: one block per
-        row; ``"columns"``: a block takes 32 neighbouring rows and splits their elements.
+        row; ``"columns"``: a block takes 32 neighbouring rows and splits their elements;
+        ``"scatter"``: one thread per row that takes only the elements which an index sends there.
     rows, count : int
         Number of results, and elements reduced into each.
     partials, chunk : int
@@ -199,15 +224,16 @@ class ReductionPlan:
 
 def plan_reduction(operation: Operation, target: Target, options: Options) -> ReductionPlan:
     """Choose how a reduction uses threads, and whether it has two phases."""
+    if operation.op in SCATTERS:
+        return _plan_scatter(operation, target, options)
     source = operation.inputs[0]
     assert isinstance(source, TensorSpec)
     dims = reduced_dims(source.shape, operation.attrs)
     count = prod(source.shape[dim] for dim in dims)
     rows = prod(size for dim, size in enumerate(source.shape) if dim not in dims)
-    last = max((dim for dim, size in enumerate(source.shape) if size > 1), default=-1)
-    by_columns = last >= 0 and last not in dims
+    by_columns = not _is_innermost(source.shape, dims)
     warps = options.threads // 32
-    splittable = operation.op != "softmax_stats"
+    splittable = operation.op not in ("softmax_stats", "moments")
     if by_columns and rows >= 8:
         pieces = ceil_div(rows, 32)
         partials = _column_partials(count, pieces, target) if splittable else 1
@@ -226,7 +252,84 @@ def plan_reduction(operation: Operation, target: Target, options: Options) -> Re
     return ReductionPlan("block", rows, count, 1, count, 1)
 
 
+def _is_innermost(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
+    """Whether the last dim of more than one element is among ``dims``."""
+    last = max((dim for dim, size in enumerate(shape) if size > 1), default=-1)
+    return last < 0 or last in dims
+
+
 def _column_partials(count: int, pieces: int, target: Target) -> int:
     if count < 256:
         return 1
     return max(1, min(32, target.num_sms // max(pieces, 1), count // 64))
+
+
+def _plan_scatter(operation: Operation, target: Target, options: Options) -> ReductionPlan:
+    """One thread per result; many updates of few results are split until about every SM has a piece."""
+    updates = operation.inputs[1]
+    assert isinstance(updates, TensorSpec)
+    count = updates.shape[0]
+    rows = operation.attrs["size"] * prod(updates.shape[1:])
+    pieces = max(1, ceil_div(rows, options.threads))
+    partials = max(1, min(MAX_SPLIT, target.num_sms // pieces, count // SCATTER_CHUNK))
+    chunk = ceil_div(max(count, 1), partials)
+    return ReductionPlan("scatter", rows, count, ceil_div(max(count, 1), chunk), chunk, options.threads)
+
+
+@dataclass(frozen=True)
+class ScanPlan:
+    """How a scan uses threads.
+
+    Attributes
+    ----------
+    path : str
+        ``"thread"``, ``"warp"`` or ``"block"``: who goes through one row.
+    rows, count : int
+        Number of independent rows, and elements of each.
+    rows_per_piece : int
+    """
+
+    path: str
+    rows: int
+    count: int
+    rows_per_piece: int
+
+    @property
+    def num_pieces(self) -> int:
+        return ceil_div(self.rows, self.rows_per_piece)
+
+    def __str__(self) -> str:
+        return f"{self.path} per row, {self.rows} rows of {self.count}"
+
+
+# Time of one step of a scan, microseconds: a batch of loads and what must follow it.
+_SCAN_STEP_US = {"thread": 0.7, "warp": 0.8, "block": 1.6}
+
+
+def plan_scan(operation: Operation, target: Target, options: Options) -> ScanPlan:
+    """Choose who goes through a row of a scan."""
+    source = operation.inputs[0]
+    assert isinstance(source, TensorSpec)
+    dim = wrap_dim(operation.attrs["dim"], source.ndim)
+    count = source.shape[dim]
+    rows = prod(size for at, size in enumerate(source.shape) if at != dim)
+    along = _is_innermost(source.shape, (dim,))
+    plans = (
+        ScanPlan("thread", rows, count, options.threads),
+        ScanPlan("warp", rows, count, options.threads // 32),
+        ScanPlan("block", rows, count, 1),
+    )
+    return min(plans, key=lambda plan: _scan_cost_us(plan, along, target, options))
+
+
+def _scan_cost_us(plan: ScanPlan, along: bool, target: Target, options: Options) -> float:
+    """Estimated time: its waves of pieces, and the memory that accesses with gaps move for nothing.
+
+    ``along`` says whether neighbours in memory are neighbours of the scan.
+    """
+    elements = {"thread": 4, "warp": 32, "block": 4 * options.threads}[plan.path]
+    waves = ceil_div(plan.num_pieces, target.num_sms)
+    gaps = along if plan.path == "thread" else not along
+    moved_bytes = plan.rows * plan.count * (64 if gaps else 8)
+    steps = ceil_div(plan.count, elements)
+    return waves * steps * _SCAN_STEP_US[plan.path] + moved_bytes / target.memory_bytes_per_us

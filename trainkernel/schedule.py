@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from trainkernel.ir import Loop, Operation, Program, TensorSpec
 from trainkernel.options import Options
-from trainkernel.products import ProductPlan, ReductionPlan
+from trainkernel.products import ProductPlan, ReductionPlan, ScanPlan
 from trainkernel.target import Target
 
 
@@ -60,11 +60,11 @@ class Task:
     Attributes
     ----------
     kind : str
-        ``"pointwise"``, ``"reduction"``, ``"product"``, ``"copy"`` or ``"loop"``.
+        ``"pointwise"``, ``"reduction"``, ``"product"``, ``"scan"``, ``"copy"`` or ``"loop"``.
     name : str
         The buffer it is best known by.
     root : Operation or None
-        The product or reduction whose result the members continue.
+        The product, reduction or scan whose result the members continue.
     members : tuple of Operation
         Pointwise operations evaluated at the task's own index, in order.
     stores : tuple of str
@@ -75,7 +75,7 @@ class Task:
         Buffers of pointwise operations evaluated inside this task and stored nowhere.
     num_elements, num_pieces : int
         Iteration elements, and the units of work that blocks loop over.
-    plan : ProductPlan, ReductionPlan or None
+    plan : ProductPlan, ReductionPlan, ScanPlan or None
     copy : Copy or None
     loop : LoopSchedule or None
     """
@@ -89,7 +89,7 @@ class Task:
     inlined: tuple[str, ...] = ()
     num_elements: int = 0
     num_pieces: int = 0
-    plan: ProductPlan | ReductionPlan | None = None
+    plan: ProductPlan | ReductionPlan | ScanPlan | None = None
     copy: Copy | None = None
     loop: LoopSchedule | None = None
 

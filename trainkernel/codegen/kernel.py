@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -28,6 +29,15 @@ _TEMPLATES = (
     "product_operand",
     "product_tile",
     "product_tensor",
+    "functions",
+    "typed",
+    "reduce_more",
+    "typed_reduce",
+    "typed_product",
+    "indexed",
+    "random",
+    "scan",
+    "scatter",
 )
 _ALWAYS = frozenset(("ptx", "numbers", "barrier"))
 _INDENT = "  "
@@ -216,7 +226,10 @@ def assemble(program: Program, schedule: Schedule, plan: MemoryPlan) -> Generate
     body = _Body(program, layout)
     frame = Frame.outermost(schedule, plan)
     body.schedule(frame, _INDENT)
-    uniform = emit_uniform(frame, body.base, body.scalar) if body.uses_uniform else []
+    uniform: list[str] = []
+    if body.uses_uniform:
+        uniform, templates = emit_uniform(frame, body.base, body.scalar)
+        body.templates |= templates
     threads = schedule.options.threads
     max_work_blocks = max((stage.num_pieces for stage in _all_stages(schedule)), default=1)
     max_work_blocks = max(1, max_work_blocks)
@@ -242,7 +255,7 @@ def assemble(program: Program, schedule: Schedule, plan: MemoryPlan) -> Generate
             "",
             f"typedef {_index_type(program, schedule)} tk_index;",
             "",
-            *_prelude(body.templates),
+            *_prelude(body.templates, [*uniform, *body.functions]),
             *_params_struct(layout),
             "",
             *uniform,
@@ -345,8 +358,12 @@ def _title(program: Program, schedule: Schedule, plan: MemoryPlan) -> list[str]:
     return [comment(line) for line in lines]
 
 
-def _prelude(templates: set[str]) -> list[str]:
+def _prelude(templates: set[str], functions: list[str]) -> list[str]:
+    """The prelude's files that the program needs, in their order."""
     needed = _ALWAYS | templates
+    defined = re.findall(r"^__device__ .*? (tk_\w+)\(", _template("functions"), re.MULTILINE)
+    if any(f"{name}(" in text for name in defined for text in functions):
+        needed |= {"functions"}
     return [_template(name) for name in _TEMPLATES if name in needed]
 
 

@@ -2,21 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trainkernel.access import AccessWalker, ReductionSpace
-from trainkernel.codegen.text import comment
-from trainkernel.codegen.values import PointerText, TaskScope, ValueScope, rounded, store, uniform_buffers
+from trainkernel.arithmetic import domain_of
+from trainkernel.codegen.conversions import C_TYPES, register_type, store
+from trainkernel.codegen.scans import emit_scan, scan_shared_bytes, scatter_sum
+from trainkernel.codegen.text import INDENT, block, comment, function_object
+from trainkernel.codegen.values import PointerText, TaskScope, ValueScope, reduce_type, uniform_buffers
+from trainkernel.dtypes import DTYPES
 from trainkernel.indexing import ZERO, Index, Variable, delinearize, linearize, variable
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.memory import Frame
+from trainkernel.ops import literal
+from trainkernel.ops.domains import domain_of_dtype
 from trainkernel.placement import elements_per_thread
-from trainkernel.products import ProductPlan, ReductionPlan, ceil_div
+from trainkernel.products import SCATTERS, ProductPlan, ReductionPlan, ScanPlan, ceil_div
 from trainkernel.schedule import Task
 
 _FORMATS = {"float16": "TkFloat16Format", "bfloat16": "TkBfloat16Format"}
-_INDENT = "  "
+
+
+@dataclass(frozen=True)
+class _TwoPasses:
+    """A reduction in two passes over its row.
+
+    ``kind`` is how the first reduces, ``first`` names its result; the second sums ``term``, an
+    expression by domain over an element ``x``, which the function object ``load`` evaluates.
+    """
+
+    kind: str
+    first: str
+    load: str
+    term: Mapping[str, str]
+
+
+# An infinite maximum must not meet itself as inf - inf.
+_TWO_PASSES = {
+    "softmax_stats": _TwoPasses(
+        "max",
+        "largest",
+        "load_exp",
+        {
+            "float32": "x == largest ? 1.0f : expf(__fsub_rn(x, largest))",
+            "float64": "x == largest ? 1.0 : exp(__dsub_rn(x, largest))",
+        },
+    ),
+    "moments": _TwoPasses(
+        "sum",
+        "mean",
+        "load_square",
+        {
+            "float32": "__fmul_rn(__fsub_rn(x, mean), __fsub_rn(x, mean))",
+            "float64": "__dmul_rn(__dsub_rn(x, mean), __dsub_rn(x, mean))",
+        },
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -45,6 +87,7 @@ def emit_task(
         "copy": emitter.copy,
         "reduction": emitter.reduction,
         "product": emitter.product,
+        "scan": emitter.scan,
     }[task.kind]()
     name = f"task_{task_id}_{task.name}"
     steps = "".join(f", int step_{depth}" for depth in range(frame.depth))
@@ -56,36 +99,37 @@ def emit_task(
         for i, line in enumerate(_describe(task))
     ]
     lines.append(f"__device__ __forceinline__ void {name}(const TkParams& p{uniform}, int piece{shared}{steps}) {{")
-    lines += [_INDENT + line for line in emitter.scope.prologue() + body]
+    lines += [INDENT + line for line in emitter.scope.prologue() + body]
     lines.append("}")
     return TaskFunction(
         name,
         "\n".join(lines),
-        frozenset(emitter.templates),
+        frozenset(emitter.templates | emitter.scope.templates),
         emitter.shared_bytes,
         uses_uniform,
         emitter.needs_free_shared,
     )
 
 
-def emit_uniform(frame: Frame, base: PointerText, scalar: PointerText) -> list[str]:
-    """The struct of values that are the same for the whole launch, and the function that computes it."""
+def emit_uniform(frame: Frame, base: PointerText, scalar: PointerText) -> tuple[list[str], frozenset[str]]:
+    """The struct of values that are the same for the whole launch and the function that computes it; its templates."""
     names = uniform_buffers(frame)
     scope = TaskScope(frame, base, scalar, hoist=False)
     scope.uniform = ()
     values = ValueScope(scope, {}, None)
     results = [values.element(name, ZERO) for name in names]
-    fields = " ".join(f"float v_{name};" for name in names)
-    return [
+    fields = " ".join(f"{register_type(scope.dtype(name))} v_{name};" for name in names)
+    lines = [
         "// Values that depend on scalars alone, the same for the whole launch.",
         f"struct TkUniform {{ {fields} }};",
         "",
         "__device__ __forceinline__ TkUniform tk_uniform(const TkParams& p) {",
-        *(_INDENT + line for line in values.lines),
-        f"{_INDENT}return TkUniform{{{', '.join(results)}}};",
+        *(INDENT + line for line in values.lines),
+        f"{INDENT}return TkUniform{{{', '.join(results)}}};",
         "}",
         "",
     ]
+    return lines, frozenset(scope.templates)
 
 
 def _describe(task: Task) -> list[str]:
@@ -118,6 +162,9 @@ class _TaskEmitter:
         lines = self._members(registers, element)
         return lines + [self._store(name, registers[name], element) for name in self.task.stores]
 
+    def _register_type(self, buffer: str) -> str:
+        return register_type(self.scope.dtype(buffer))
+
     def _store(self, buffer: str, value: str, element: Index) -> str:
         storage = self.frame.storage(buffer)
         return store(self.scope.pointer(buffer, storage, const=False), element, value, storage.dtype)
@@ -129,7 +176,7 @@ class _TaskEmitter:
         registers: dict[str, str] = {}
         lines = self._members(registers, element)
         stores = [(self._store(name, "{}", element), registers[name]) for name in self.task.stores]
-        return self._elementwise(lines, stores)
+        return self._elementwise(lines, stores, [self._register_type(name) for name in self.task.stores])
 
     def copy(self) -> list[str]:
         copy = self.task.copy
@@ -139,13 +186,20 @@ class _TaskEmitter:
         pointer = self.scope.pointer("destination", destination, const=False)
         values = ValueScope(self.scope, {}, element)
         if copy.source is None:
-            value = "0.0f"
+            value = literal(0, domain_of_dtype(destination.dtype))
         else:
-            value = values.operand(copy.source, delinearize(element, copy.shape))
-        return self._elementwise(values.lines, [(store(pointer, element, "{}", destination.dtype), value)])
+            own = domain_of_dtype(copy.source.dtype)
+            value = values.operand(copy.source, delinearize(element, copy.shape), own)
+            if own != domain_of_dtype(destination.dtype):
+                value = self.scope.rounded(value, own, destination.dtype)
+        stores = [(store(pointer, element, "{}", destination.dtype), value)]
+        return self._elementwise(values.lines, stores, [register_type(destination.dtype)])
 
-    def _elementwise(self, lines: list[str], stores: list[tuple[str, str]]) -> list[str]:
-        """The loop of one thread over its elements; all loads come before all stores."""
+    def _elementwise(self, lines: list[str], stores: list[tuple[str, str]], types: list[str]) -> list[str]:
+        """The loop of one thread over its elements; all loads come before all stores.
+
+        ``stores`` are pairs of a statement with a gap and the value for it, ``types`` the values' C types.
+        """
         total = self.task.num_elements
         unroll = elements_per_thread(total, self.threads, self.frame.schedule.target)
         first = f"piece * {self.threads * unroll} + (tk_index)threadIdx.x"
@@ -153,18 +207,18 @@ class _TaskEmitter:
         if unroll == 1:
             body = lines + [text.format(value) for text, value in stores]
             head = [f"const tk_index i = (tk_index){first};"]
-            return head + (_block(f"if (i < {total})", body) if guard else body)
+            return head + (block(f"if (i < {total})", body) if guard else body)
         names = [f"o_{number}" for number in range(len(stores))]
         keep = [f"{name}[u] = {value};" for name, (_, value) in zip(names, stores, strict=True)]
         write = [text.format(f"{name}[u]") for name, (text, _) in zip(names, stores, strict=True)]
-        result = [
-            f"const tk_index first = (tk_index){first};",
-            f"float {', '.join(f'{name}[{unroll}]' for name in names)};",
-        ]
+        result = [f"const tk_index first = (tk_index){first};"]
+        for c_type in dict.fromkeys(types):
+            own = [name for name, other in zip(names, types, strict=True) if other == c_type]
+            result.append(f"{c_type} {', '.join(f'{name}[{unroll}]' for name in own)};")
         for body in (lines + keep, write):
             inner = [f"const tk_index i = first + u * {self.threads};"]
-            inner += _block(f"if (i < {total})", body) if guard else body
-            result += ["#pragma unroll"] + _block(f"for (int u = 0; u < {unroll}; ++u)", inner)
+            inner += block(f"if (i < {total})", body) if guard else body
+            result += ["#pragma unroll"] + block(f"for (int u = 0; u < {unroll}; ++u)", inner)
         return result
 
     # ------------------------------------------------------------------ reductions
@@ -181,12 +235,18 @@ class _TaskEmitter:
             lines.append(f"const tk_index begin = (tk_index)(piece / {row_pieces}) * {plan.chunk};")
             lines.append(f"const tk_index end = tk_min(begin + {plan.chunk}, (tk_index){plan.count});")
             begin, end = "begin", "end"
-        if plan.rows > 1 or plan.path != "block":
+        if plan.path == "scatter":
+            lines.append(f"const tk_index own = {self._row(plan, piece)};")
+            lines.append(f"const tk_index r = tk_min(own, {plan.rows - 1});  // a warp looks for updates as a whole")
+        elif plan.rows > 1 or plan.path != "block":
             lines.append(f"const tk_index r = {self._row(plan, piece)};")
-        lines += self._load_element(root, plan)
-        results, reduce_lines = self._reduce_calls(root, plan, begin, end)
+        if root.op in SCATTERS:
+            results, reduce_lines = self._scatter_calls(root, plan, begin, end)
+        else:
+            lines += self._load_element(root, plan)
+            results, reduce_lines = self._reduce_calls(root, plan, begin, end)
         element: Index = variable("r", plan.rows)
-        if root.op == "reduce_partials":
+        if root.op in ("reduce_partials", "scatter_partials"):
             element = linearize((variable("c", plan.partials), element), (plan.rows, 1))
             if plan.partials > 1:
                 reduce_lines.append(f"const tk_index c = piece / {row_pieces};")
@@ -194,15 +254,17 @@ class _TaskEmitter:
         finish = self._epilogue(registers, element)
         inside = f"r < {plan.rows}"
         if plan.path == "thread":
-            return lines + _block(f"if ({inside})", reduce_lines + finish)
+            return lines + block(f"if ({inside})", reduce_lines + finish)
         if plan.path == "warp":
-            return lines + _block(f"if ({inside})", reduce_lines + _block("if (threadIdx.x % 32 == 0)", finish))
+            return lines + block(f"if ({inside})", reduce_lines + block("if (threadIdx.x % 32 == 0)", finish))
+        if plan.path == "scatter":
+            return lines + reduce_lines + block(f"if (own < {plan.rows})", finish)
         if plan.path == "block":
-            return lines + reduce_lines + _block("if (threadIdx.x == 0)", finish)
-        return lines + reduce_lines + _block(f"if (threadIdx.x < 32 && {inside})", finish)
+            return lines + reduce_lines + block("if (threadIdx.x == 0)", finish)
+        return lines + reduce_lines + block(f"if (threadIdx.x < 32 && {inside})", finish)
 
     def _row(self, plan: ReductionPlan, piece: str) -> str:
-        if plan.path == "thread":
+        if plan.path in ("thread", "scatter"):
             return f"(tk_index)({piece}) * {self.threads} + threadIdx.x"
         if plan.path == "warp":
             return f"(tk_index)({piece}) * {self.threads // 32} + threadIdx.x / 32"
@@ -211,53 +273,77 @@ class _TaskEmitter:
         return f"(tk_index)({piece}) * 32 + threadIdx.x % 32"
 
     def _load_element(self, root: Operation, plan: ReductionPlan) -> list[str]:
-        source = root.inputs[0]
+        source, domain = root.inputs[0], domain_of(root)
         assert isinstance(source, TensorSpec)
         space = ReductionSpace.of(root)
         values = ValueScope(self.scope, {}, None)
-        text = "0.0f"
+        text = literal(0, domain)
         if source.num_elements:
             coordinates = space.coordinates(variable("r", plan.rows), variable("k", plan.count))
-            text = values.operand(source, coordinates)
-        return _lambda("load", "tk_index k", values.lines, text)
+            text = values.operand(source, coordinates, domain)
+        return function_object("load", "tk_index k", values.lines, text, C_TYPES[domain])
 
     def _reduce_calls(self, root: Operation, plan: ReductionPlan, begin: str, end: str) -> tuple[list[str], list[str]]:
-        if root.op == "softmax_stats":
-            return self._softmax_calls(root, plan, begin, end)
-        kind = root.attrs.get("reduce", "max" if root.op == "max" else "sum")
-        out = root.outputs[0]
-        call = self._reduce_call("TkMax" if kind == "max" else "TkSum", plan, begin, end, "load", everyone=False)
-        values = ValueScope(self.scope, {}, None)
+        if root.op in _TWO_PASSES:
+            return self._two_passes(root, plan, begin, end)
+        domain, out = domain_of(root), root.outputs[0]
+        kind = root.attrs.get("reduce", root.op)
+        call = self._reduce_call(kind, domain, plan, begin, end, "load", everyone=False)
         divisor = plan.count if root.op == "mean" else root.attrs.get("divisor", 1)
         if root.op == "mean" or divisor != 1:
             # Not scaled(): the mean of no elements is 0 / 0.
-            call = f"__fdiv_rn({call}, {float(divisor)}f)"
+            call = _divided(call, divisor, domain)
         name = self.scope.fresh(out.buffer)
-        return [name], values.lines + [f"const float {name} = {rounded(call, out.dtype)};"]
+        return [name], [self.scope.declaration(name, out.dtype, self.scope.rounded(call, domain, out.dtype))]
 
-    def _softmax_calls(self, root: Operation, plan: ReductionPlan, begin: str, end: str) -> tuple[list[str], list[str]]:
-        largest, total = (self.scope.fresh(spec.buffer) for spec in root.outputs)
-        lines = [f"const float largest = {self._reduce_call('TkMax', plan, begin, end, 'load', everyone=True)};"]
-        # An infinite maximum must not meet itself as inf - inf.
-        body = ["const float x = load(k);"]
-        lines += _lambda("load_exp", "tk_index k", body, "x == largest ? 1.0f : expf(__fsub_rn(x, largest))")
-        call = self._reduce_call("TkSum", plan, begin, end, "load_exp", everyone=False)
-        lines.append(f"const float {largest} = {rounded('largest', root.outputs[0].dtype)};")
-        lines.append(f"const float {total} = {rounded(call, root.outputs[1].dtype)};")
-        return [largest, total], lines
+    def _scatter_calls(self, root: Operation, plan: ReductionPlan, begin: str, end: str) -> tuple[list[str], list[str]]:
+        domain, out = domain_of(root), root.outputs[0]
+        lines, call = scatter_sum(self.scope, root, plan, begin, end)
+        name = self.scope.fresh(out.buffer)
+        return [name], [*lines, self.scope.declaration(name, out.dtype, self.scope.rounded(call, domain, out.dtype))]
 
-    def _reduce_call(self, op: str, plan: ReductionPlan, begin: str, end: str, load: str, *, everyone: bool) -> str:
+    def _two_passes(self, root: Operation, plan: ReductionPlan, begin: str, end: str) -> tuple[list[str], list[str]]:
+        """A reduction whose second pass over its row needs the result of the first."""
+        passes, domain = _TWO_PASSES[root.op], domain_of(root)
+        first = self._reduce_call(passes.kind, domain, plan, begin, end, "load", everyone=True)
+        if root.op == "moments":
+            first = _divided(first, plan.count, domain)
+        lines = [f"const {C_TYPES[domain]} {passes.first} = {first};"]
+        body = [f"const {C_TYPES[domain]} x = load(k);"]
+        lines += function_object(passes.load, "tk_index k", body, passes.term[domain], C_TYPES[domain])
+        second = self._reduce_call("sum", domain, plan, begin, end, passes.load, everyone=False)
+        if root.op == "moments":
+            second = _divided(second, plan.count, domain)
+        names = [self.scope.fresh(spec.buffer) for spec in root.outputs]
+        for name, spec, value in zip(names, root.outputs, (passes.first, second), strict=True):
+            lines.append(self.scope.declaration(name, spec.dtype, self.scope.rounded(value, domain, spec.dtype)))
+        return names, lines
+
+    def _reduce_call(
+        self, kind: str, domain: str, plan: ReductionPlan, begin: str, end: str, load: str, *, everyone: bool
+    ) -> str:
+        op = reduce_type(kind, domain, self.scope.templates)
+        prefix, c_type = "tk_reduce" if domain == "float32" else "tk_typed_reduce", C_TYPES[domain]
+        itemsize_bytes = DTYPES[domain].itemsize_bytes
         flag = "true" if everyone else "false"
         if plan.path == "thread":
-            return f"tk_reduce_lane<{op}, 1>({begin}, {end}, {load})"
+            return f"{prefix}_lane<{op}, 1>({begin}, {end}, {load})"
         if plan.path == "warp":
-            return f"tk_reduce_warp<{op}>({begin}, {end}, {load})"
+            return f"{prefix}_warp<{op}>({begin}, {end}, {load})"
         if plan.path == "block":
-            self.shared_bytes = max(self.shared_bytes, self.threads // 32 * 4)
-            return f"tk_reduce_block<{op}, {self.threads}, {flag}>({begin}, {end}, (float*)shared, {load})"
-        self.shared_bytes = max(self.shared_bytes, self.threads * 4)
+            self.shared_bytes = max(self.shared_bytes, self.threads // 32 * itemsize_bytes)
+            return f"{prefix}_block<{op}, {self.threads}, {flag}>({begin}, {end}, ({c_type}*)shared, {load})"
+        self.shared_bytes = max(self.shared_bytes, self.threads * itemsize_bytes)
         inside = f"r < {plan.rows}"
-        return f"tk_reduce_columns<{op}, {self.threads}, {flag}>({inside}, {begin}, {end}, (float*)shared, {load})"
+        return f"{prefix}_columns<{op}, {self.threads}, {flag}>({inside}, {begin}, {end}, ({c_type}*)shared, {load})"
+
+    # ------------------------------------------------------------------ scans
+
+    def scan(self) -> list[str]:
+        plan, root = self.task.plan, self.task.root
+        assert isinstance(plan, ScanPlan) and root is not None
+        self.shared_bytes = scan_shared_bytes(root, plan, self.threads)
+        return emit_scan(self.scope, root, plan, self.threads, self._epilogue)
 
     # ------------------------------------------------------------------ products
 
@@ -275,10 +361,12 @@ class _TaskEmitter:
         assert isinstance(a, TensorSpec) and isinstance(b, TensorSpec)
         return a, b
 
-    def _load(self, name: str, operand: TensorSpec, coordinates: Sequence[Index], arguments: str) -> list[str]:
+    def _load(
+        self, name: str, operand: TensorSpec, coordinates: Sequence[Index], arguments: str, domain: str = "float32"
+    ) -> list[str]:
         values = ValueScope(self.scope, {}, None)
-        text = values.operand(operand, coordinates) if operand.num_elements else "0.0f"
-        return _lambda(name, arguments, values.lines, text)
+        text = values.operand(operand, coordinates, domain) if operand.num_elements else literal(0, domain)
+        return function_object(name, arguments, values.lines, text, C_TYPES[domain])
 
     def _result(self, root: Operation, coordinates: Sequence[Index]) -> tuple[list[str], dict[str, str]]:
         """From the accumulated ``sum`` to the product's value in a register."""
@@ -286,9 +374,8 @@ class _TaskEmitter:
         values = ValueScope(self.scope, {}, None)
         bias = root.inputs[:-2] if root.attrs.get("beta", 1) != 0 else ()
         name = self.scope.fresh(out.buffer)
-        text = values.scaled("sum", root, bias, coordinates)
-        lines = values.lines + [f"const float {name} = {rounded(text, out.dtype)};"]
-        return lines, {out.buffer: name}
+        text = self.scope.rounded(values.scaled("sum", root, bias, coordinates), domain_of(root), out.dtype)
+        return [*values.lines, self.scope.declaration(name, out.dtype, text)], {out.buffer: name}
 
     def _finish(self, root: Operation, coordinates: Sequence[Index], element: Index) -> list[str]:
         """From the accumulated ``sum`` to the stores."""
@@ -301,16 +388,22 @@ class _TaskEmitter:
     def _thin(self, plan: ProductPlan, root: Operation) -> list[str]:
         self.templates.add("product_vector")
         a, b = self._operands(root)
-        element = variable("i", plan.m * plan.n)
-        m, n = delinearize(element, (plan.m, plan.n))
+        element = variable("i", plan.num_outputs)
+        batch, m, n = delinearize(element, (plan.batch, plan.m, plan.n))
         k = variable("k", plan.k)
         tile, begin, end, head = self._depth_range(plan, root)
-        body = self._load("load_a", a, (m, k), "tk_index k") + self._load("load_b", b, (k, n), "tk_index k")
-        body.append(f"const float sum = tk_thin_product({begin}, {end}, load_a, load_b);")
-        stored = linearize((variable("s", plan.split), element), (plan.m * plan.n, 1))
-        body += self._finish(root, (m, n), stored)
+        domain = domain_of(root)
+        c_type, function = C_TYPES[domain], "tk_thin_product"
+        if domain != "float32":
+            self.templates |= {"typed", "typed_product"}
+            function = f"tk_typed_thin_product<{c_type}>"
+        body = self._load("load_a", a, _matrix(a, batch, m, k), "tk_index k", domain)
+        body += self._load("load_b", b, _matrix(b, batch, k, n), "tk_index k", domain)
+        body.append(f"const {c_type} sum = {function}({begin}, {end}, load_a, load_b);")
+        stored = linearize((variable("s", plan.split), element), (plan.num_outputs, 1))
+        body += self._finish(root, _matrix(a, batch, m, n), stored)
         head.append(f"const tk_index i = (tk_index)({tile}) * {self.threads} + threadIdx.x;")
-        return head + _block(f"if (i < {plan.m * plan.n})", body)
+        return head + block(f"if (i < {plan.num_outputs})", body)
 
     def _depth_range(self, plan: ProductPlan, root: Operation) -> tuple[str, str, str, list[str]]:
         """(tile, begin, end, statements): the piece's tile and its part of the depth."""
@@ -320,17 +413,29 @@ class _TaskEmitter:
         end = f"tk_min((s + 1) * {plan.chunk}, (tk_index){plan.k})"
         return f"piece % {plan.num_tiles}", f"s * {plan.chunk}", end, head
 
+    def _batch(self, plan: ProductPlan, tile: str) -> tuple[Index, str, list[str]]:
+        """(batch coordinate, the tile within one product, statements) of a piece's tile."""
+        if plan.batch == 1:
+            return ZERO, tile, []
+        lines = [f"const tk_index batch = {tile} / {plan.tiles_per_product};"]
+        return variable("batch", plan.batch), f"{tile} % {plan.tiles_per_product}", lines
+
     def _vector(self, plan: ProductPlan, root: Operation) -> list[str]:
         self.templates.add("product_vector")
         a, b = self._operands(root)
         outputs = max(plan.m, plan.n)
         o, k = variable("o", outputs), variable("k", plan.k)
+        batch, tile, lines = self._batch(plan, "piece")
         if plan.path == "gemv":
-            vector, matrix, coordinates = self._load("load_vector", a, (ZERO, k), "tk_index k"), (b, (k, o)), (ZERO, o)
+            vector, matrix = (a, _matrix(a, batch, ZERO, k)), (b, _matrix(b, batch, k, o))
+            coordinates = _matrix(a, batch, ZERO, o)
         else:
-            vector, matrix, coordinates = self._load("load_vector", b, (k, ZERO), "tk_index k"), (a, (o, k)), (o, ZERO)
-        lines = vector + self._load("load_matrix", *matrix, "tk_index o, tk_index k")
-        lines += _lambda("store", "tk_index o, float sum", self._finish(root, coordinates, o), None)
+            vector, matrix = (b, _matrix(b, batch, k, ZERO)), (a, _matrix(a, batch, o, k))
+            coordinates = _matrix(a, batch, o, ZERO)
+        lines += self._load("load_vector", *vector, "tk_index k")
+        lines += self._load("load_matrix", *matrix, "tk_index o, tk_index k")
+        element = linearize((batch, o), (outputs, 1))
+        lines += function_object("store", "tk_index o, float sum", self._finish(root, coordinates, element), None)
         depth = self._depth(plan, root)
         if self._along(*matrix, "k", "o"):
             head, shared = f"tk_vector_product_warps<{self.threads}>", ""
@@ -338,7 +443,8 @@ class _TaskEmitter:
             self.shared_bytes = self.threads * 4
             head, shared = f"tk_vector_product_lanes<{self.threads}>", "(float*)shared, "
         operands = "load_vector, load_matrix, store"
-        return [*lines, f"{head}(piece * 32, {outputs}, {depth}, {shared}{operands});"]
+        first = tile if plan.batch == 1 else f"({tile})"
+        return [*lines, f"{head}({first} * 32, {outputs}, {depth}, {shared}{operands});"]
 
     def _tiles(self, plan: ProductPlan, root: Operation) -> list[str]:
         tensor = plan.path == "tensor"
@@ -346,17 +452,22 @@ class _TaskEmitter:
         a, b = self._operands(root)
         m, n, k = variable("m", plan.m), variable("n", plan.n), variable("k", plan.k)
         tile, begin, end, lines = self._depth_range(plan, root)
+        batch, tile, which = self._batch(plan, tile)
+        lines += which
         tiles_n = ceil_div(plan.n, plan.tile_n)
         lines.append(f"const tk_index m0 = (tk_index)({tile}) / {tiles_n} * {plan.tile_m};")
         lines.append(f"const tk_index n0 = (tk_index)({tile}) % {tiles_n} * {plan.tile_n};")
-        along_a, along_b = self._along(a, (m, k), "k", "m"), self._along(b, (k, n), "k", "n")
-        operand_a, operand_b = self._plain_matrix(a.T, plan, along_a), self._plain_matrix(b, plan, along_b)
+        along_a, along_b = (
+            self._along(operand, _matrix(operand, batch, row, column), "k", outer)
+            for operand, row, column, outer in ((a, m, k, "m"), (b, k, n, "n"))
+        )
+        operand_a, operand_b = self._plain_matrix(a.mT, plan, along_a), self._plain_matrix(b, plan, along_b)
         shared = self._reserve_tiles(plan, along_a, along_b)
         name = "tk_tensor_sums" if tensor else "tk_tile_sums"
         if operand_a is None:
-            lines += self._load("load_a", a, (m, k), "tk_index m, tk_index k")
+            lines += self._load("load_a", a, _matrix(a, batch, m, k), "tk_index m, tk_index k")
         if operand_b is None:
-            lines += self._load("load_b", b, (k, n), "tk_index n, tk_index k")
+            lines += self._load("load_b", b, _matrix(b, batch, k, n), "tk_index n, tk_index k")
         skew = self._skew(plan)
         sizes = (
             f"{plan.tile_m}, {plan.tile_n}, {plan.tile_k}, {self.threads}, {skew}, {_flag(along_a)}, {_flag(along_b)}"
@@ -365,9 +476,9 @@ class _TaskEmitter:
         bounds = f"m0, n0, {plan.m}, {plan.n}, {begin}, {end}, {shared}"
         operands = f"{operand_a or 'load_a'}, {operand_b or 'load_b'}"
         lines.append(f"const float* sums = {name}<{sizes}>({bounds}, {operands});")
-        element = linearize((variable("s", plan.split), m, n), (plan.m * plan.n, plan.n, 1))
+        element = linearize((variable("s", plan.split), batch, m, n), (plan.num_outputs, plan.m * plan.n, plan.n, 1))
         stride = plan.tile_n + (4 if tensor else skew)
-        return lines + self._tile_store(plan, root, (m, n), element, stride)
+        return lines + self._tile_store(plan, root, _matrix(a, batch, m, n), element, stride)
 
     def _tile_store(
         self, plan: ProductPlan, root: Operation, coordinates: Sequence[Index], element: Index, stride: int
@@ -376,14 +487,22 @@ class _TaskEmitter:
         body, registers = self._result(root, coordinates)
         body += self._members(registers, element)
         stores = self.task.stores
-        body += [f"results[{place}] = {registers[name]};" for place, name in enumerate(stores)]
-        writes = [self._store(name, f"results[{place}]", element) for place, name in enumerate(stores)]
-        reference = f"float (&results)[{len(stores)}]"
-        lines = _lambda("compute", f"tk_index m, tk_index n, float sum, {reference}", body, None)
-        lines += _lambda("write", f"tk_index m, tk_index n, const {reference}", writes, None)
+        types = [self._register_type(name) for name in stores]
+        if set(types) == {"float"}:
+            places = [f"results[{place}]" for place in range(len(stores))]
+            lines, results, reference = [], str(len(stores)), f"float (&results)[{len(stores)}]"
+        else:
+            self.templates.add("typed_product")
+            places = [f"results.r_{place}" for place in range(len(stores))]
+            fields = " ".join(f"{c_type} r_{place};" for place, c_type in enumerate(types))
+            lines, results, reference = [f"struct Results {{ {fields} }};"], "Results", "Results& results"
+        body += [f"{place} = {registers[name]};" for place, name in zip(places, stores, strict=True)]
+        writes = [self._store(name, place, element) for place, name in zip(places, stores, strict=True)]
+        lines += function_object("compute", f"tk_index m, tk_index n, float sum, {reference}", body, None)
+        lines += function_object("write", f"tk_index m, tk_index n, const {reference}", writes, None)
         reads = any(f"b_{name}[" in line for line in body for name in self.task.reads)
         batch = min(4, ceil_div(plan.tile_m * plan.tile_n, self.threads)) if reads else 1
-        sizes = f"{plan.tile_m}, {plan.tile_n}, {self.threads}, {stride}, {batch}, {len(stores)}"
+        sizes = f"{plan.tile_m}, {plan.tile_n}, {self.threads}, {stride}, {batch}, {results}"
         bounds = f"m0, n0, {plan.m}, {plan.n}, sums"
         return [*lines, f"tk_tile_store<{sizes}>({bounds}, compute, write);"]
 
@@ -409,7 +528,7 @@ class _TaskEmitter:
         return "(unsigned short*)shared" if plan.path == "tensor" else "(float*)shared"
 
     def _plain_matrix(self, operand: TensorSpec, plan: ProductPlan, along_k: bool) -> str | None:
-        """``tk_matrix(...)`` of an operand [k, outer] that is a view of memory, or its cast; else None.
+        """``tk_matrix(...)`` of an operand [..., k, outer] that is a view of memory, or its cast; else None.
 
         A cast to the operand's dtype disappears, because the tensor-core step rounds to it anyway.
         """
@@ -425,15 +544,18 @@ class _TaskEmitter:
         elif operation is not None:
             return None
         storage = self.frame.storage(operand.buffer)
-        if storage.space == "scalar" or storage.dtype == "bool" or (plan.path == "tile" and storage.dtype != "float32"):
+        plain = ("float32",) if plan.path == "tile" else ("float32", "float16", "bfloat16")
+        if storage.space == "scalar" or storage.dtype not in plain:
             return None
-        depth_stride, outer_stride = operand.strides
+        depth_stride, outer_stride = operand.strides[-2:]
         unit, other = (depth_stride, outer_stride) if along_k else (outer_stride, depth_stride)
-        run = operand.shape[0] if along_k else operand.shape[1]
+        run = operand.shape[-2] if along_k else operand.shape[-1]
         chunks = plan.chunk if along_k and plan.split > 1 else 4
         vector = unit == 1 and other % 4 == 0 and run % 4 == 0 and chunks % 4 == 0
         pointer = self.scope.pointer(operand.buffer, storage, const=True)
         base = f"{pointer} + {operand.offset}" if operand.offset else pointer
+        if plan.batch > 1 and operand.strides[0]:
+            base += f" + batch * {operand.strides[0]}"
         return f"tk_matrix({base}, {outer_stride}, {depth_stride}, {_flag(vector)})"
 
     def _along(self, operand: TensorSpec, coordinates: Sequence[Index], first: str, second: str) -> bool:
@@ -452,31 +574,28 @@ def _unit_stride(index: Index, name: str) -> bool:
 
 
 def _view_strides(view: TensorSpec, whole: TensorSpec, source: TensorSpec) -> tuple[tuple[int, ...], int] | None:
-    """Strides and offset over ``source`` of a view of ``whole``, its element-by-element copy; rank 2 only."""
-    if whole.ndim != 2 or view.offset != 0:
+    """Strides and offset over ``source`` of a view of ``whole``, its element-by-element copy: a permutation of dims."""
+    sizes = dict(zip(whole.strides, whole.shape, strict=True))
+    if view.offset != 0 or len(sizes) != whole.ndim or sorted(view.strides) != sorted(sizes):
+        return None
+    if any(sizes[stride] != size for stride, size in zip(view.strides, view.shape, strict=True)):
         return None
     by_stride = dict(zip(whole.strides, source.strides, strict=True))
-    if len(by_stride) != 2 or sorted(view.shape) != sorted(whole.shape):
-        return None
-    if view.strides not in (whole.strides, whole.strides[::-1]):
-        return None
-    expected = whole.shape if view.strides == whole.strides else whole.shape[::-1]
-    if view.shape != expected:
-        return None
     return tuple(by_stride[stride] for stride in view.strides), source.offset
+
+
+def _matrix(operand: TensorSpec, batch: Index, row: Index, column: Index) -> tuple[Index, ...]:
+    """Coordinates of a product's operand or result, which has a batch in front or none."""
+    return (batch, row, column) if operand.ndim == 3 else (row, column)
+
+
+def _divided(text: str, divisor: int, domain: str) -> str:
+    return (
+        f"__fdiv_rn({text}, {float(divisor)}f)"
+        if domain == "float32"
+        else f"tk_div({text}, {literal(divisor, domain)})"
+    )
 
 
 def _flag(value: bool) -> str:
     return "true" if value else "false"
-
-
-def _block(head: str, body: list[str]) -> list[str]:
-    return [f"{head} {{", *(_INDENT + line for line in body if line), "}"]
-
-
-def _lambda(name: str, arguments: str, body: list[str], result: str | None) -> list[str]:
-    """A local function object."""
-    if result is not None:
-        body = [*body, f"return {result};"]
-    kind = "" if result is None else " -> float"
-    return [f"auto {name} = [&]({arguments}){kind} {{", *(_INDENT + line for line in body), "};"]

@@ -1,7 +1,8 @@
-"""Text that comes from users, made safe for C++ and C comments."""
+"""Pieces of C++ text: comments that are safe whatever users wrote, blocks, function objects."""
 
 from __future__ import annotations
 
+INDENT = "  "
 _MAX_COMMENT = 400
 
 
@@ -27,3 +28,16 @@ def comment(text: str) -> str:
     if len(safe) > _MAX_COMMENT:
         safe = safe[:_MAX_COMMENT] + " ..."
     return f"// {safe}".rstrip()
+
+
+def block(head: str, body: list[str]) -> list[str]:
+    """Statements in braces after a head."""
+    return [f"{head} {{", *(INDENT + line for line in body if line), "}"]
+
+
+def function_object(name: str, arguments: str, body: list[str], result: str | None, c_type: str = "float") -> list[str]:
+    """A local function object."""
+    if result is not None:
+        body = [*body, f"return {result};"]
+    kind = "" if result is None else f" -> {c_type}"
+    return [f"auto {name} = [&]({arguments}){kind} {{", *(INDENT + line for line in body), "};"]

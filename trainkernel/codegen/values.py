@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from trainkernel.access import operand_index
+from trainkernel.arithmetic import domain_of, operand_domains
+from trainkernel.codegen.conversions import C_TYPES, loaded, operand_in, register_type, rounded
+from trainkernel.codegen.indexed import emit_indexed
 from trainkernel.dtypes import DTYPES
-from trainkernel.indexing import Index, delinearize, variable
+from trainkernel.indexing import ZERO, Index, delinearize, variable
 from trainkernel.ir import Operand, Operation, TensorSpec
 from trainkernel.memory import Frame, Storage
-from trainkernel.ops import OPS, float_literal, to_float32
+from trainkernel.ops import OPS, literal, to_float32
 
 PointerText = Callable[[Storage], str]
 
@@ -50,6 +53,11 @@ class TaskScope:
         The C expression of a scalar by value.
     hoist : bool
         Whether values at a constant index are computed once at the top of the function.
+
+    Attributes
+    ----------
+    templates : set of str
+        The prelude's files that the function's text calls.
     """
 
     def __init__(self, frame: Frame, base: PointerText, scalar: PointerText, hoist: bool) -> None:
@@ -58,7 +66,9 @@ class TaskScope:
         self.inlined = frame.schedule.inlined
         self.hoist = hoist
         self.pointers: list[str] = []
+        self.templates: set[str] = set()
         self.constants = ValueScope(self, {}, None)
+        self._num_variables = 0
         self._base = base
         self._scalar = scalar
         self._declared: set[str] = set()
@@ -70,14 +80,32 @@ class TaskScope:
         self._names[buffer] = count
         return f"v_{buffer}" if count == 1 else f"v{count}_{buffer}"
 
+    def fresh_variable(self, stem: str) -> str:
+        """A variable that holds no element of a buffer: ``c_1``, ``c_2``."""
+        self._num_variables += 1
+        return f"{stem}_{self._num_variables}"
+
+    def dtype(self, buffer: str) -> str:
+        """The dtype of a buffer, which says how its elements are held in registers."""
+        operation = self.inlined.get(buffer)
+        return self.frame.storage(buffer).dtype if operation is None else operation.outputs[0].dtype
+
     def read(self, buffer: str, index: Index) -> str:
-        """The C expression that reads one element as float32."""
+        """The C expression that reads one element into a register of its dtype."""
         storage = self.frame.storage(buffer)
         if storage.space == "scalar":
-            text = self._scalar(storage)
-            return text if storage.dtype == "float32" else f"(float){text}"
-        element = f"{self.pointer(buffer, storage, const=True)}[{index}]"
-        return element if storage.dtype == "float32" else f"tk_value({element})"
+            return self._scalar(storage)
+        return loaded(f"{self.pointer(buffer, storage, const=True)}[{index}]", storage.dtype)
+
+    def rounded(self, expression: str, domain: str, dtype: str) -> str:
+        """A result in a domain, converted to a dtype and held in that dtype's register."""
+        if (domain, register_type(dtype)) != ("float32", "float"):
+            self.templates.add("typed")
+        return rounded(expression, domain, dtype)
+
+    def declaration(self, name: str, dtype: str, text: str) -> str:
+        """The statement that keeps a value of a dtype in a register."""
+        return f"const {register_type(dtype)} {name} = {text};"
 
     def pointer(self, buffer: str, storage: Storage, *, const: bool) -> str:
         """The name of the typed pointer to a buffer, declared at the top of the function.
@@ -119,16 +147,18 @@ class ValueScope:
         self._registers = registers
         self._element = element
         self._known: dict[tuple[str, Index], str] = {}
+        self._coordinates: dict[tuple[str, int], Index] = {}
         self.lines: list[str] = []
 
-    def operand(self, operand: Operand, coordinates: Sequence[Index]) -> str:
-        """The C expression of an operand at its consumer's coordinates."""
+    def operand(self, operand: Operand, coordinates: Sequence[Index], domain: str = "float32") -> str:
+        """The C expression of an operand at its consumer's coordinates, in a domain."""
         if not isinstance(operand, TensorSpec):
-            return float_literal(operand)
-        return self.element(operand.buffer, operand_index(operand, coordinates))
+            return literal(operand, domain)
+        register = self.element(operand.buffer, operand_index(operand, coordinates))
+        return operand_in(register, operand.dtype, domain)
 
     def element(self, buffer: str, index: Index) -> str:
-        """The variable that holds one element of a buffer, rounded to the buffer's dtype."""
+        """The variable that holds one element of a buffer in a register of the buffer's dtype."""
         if buffer in self._registers and index == self._element:
             return self._registers[buffer]
         if buffer in self._task.uniform:
@@ -142,7 +172,7 @@ class ValueScope:
             else:
                 text = self.pointwise(operation, delinearize(index, operation.outputs[0].shape))
             name = self._task.fresh(buffer)
-            self.lines.append(f"const float {name} = {text};")
+            self.lines.append(self._task.declaration(name, self._task.dtype(buffer), text))
             self._known[buffer, index] = name
         return self._known[buffer, index]
 
@@ -151,59 +181,115 @@ class ValueScope:
         out = operation.outputs[0]
         text = self.pointwise(operation, delinearize(element, out.shape))
         name = self._task.fresh(out.buffer)
-        self.lines.append(f"const float {name} = {text};")
+        self.lines.append(self._task.declaration(name, out.dtype, text))
         self._registers[out.buffer] = name
         return name
 
     def pointwise(self, operation: Operation, coordinates: Sequence[Index]) -> str:
-        """The C expression of a pointwise operation, rounded to its output's dtype."""
-        dtype = operation.outputs[0].dtype
+        """The C expression of a pointwise operation, converted to its output's dtype."""
+        domain = domain_of(operation)
         if operation.op == "combine_partials":
-            return rounded(self._combine(operation, coordinates), dtype)
-        arguments = [self.operand(operand, coordinates) for operand in operation.inputs]
-        expression = OPS[operation.op].cuda
-        assert expression is not None
-        return rounded(expression(arguments, operation.attrs), dtype)
+            text = self._combine(operation, domain, coordinates)
+        elif OPS[operation.op].indexed:
+            text = emit_indexed(self, operation, coordinates)
+        else:
+            pairs = zip(operation.inputs, operand_domains(operation), strict=True)
+            arguments = [self.operand(operand, coordinates, own) for operand, own in pairs]
+            text = OPS[operation.op].expression(arguments, operation.attrs, domain)
+        return self._task.rounded(text, domain, operation.outputs[0].dtype)
 
-    def _combine(self, operation: Operation, coordinates: Sequence[Index]) -> str:
+    # ------------------------------------------------------------------ for indexed operations
+
+    def coordinate(self, text: str, size: int) -> Index:
+        """The variable that holds a coordinate in ``range(size)``; 0 where the range has no other."""
+        if size <= 1:
+            return ZERO
+        if (text, size) not in self._coordinates:
+            name = self._task.fresh_variable("c")
+            self.lines.append(f"const tk_index {name} = {text};")
+            self._coordinates[text, size] = variable(name, size)
+        return self._coordinates[text, size]
+
+    def unset(self, stem: str, c_type: str) -> str:
+        """A variable for branches to set."""
+        name = self._task.fresh_variable(stem)
+        self.lines.append(f"{c_type} {name};")
+        return name
+
+    def branch(self) -> ValueScope:
+        """A scope for a block inside this one, which sees all values computed so far."""
+        inner = ValueScope(self._task, self._registers, self._element)
+        inner._known, inner._coordinates = dict(self._known), dict(self._coordinates)
+        return inner
+
+    def outside(self) -> ValueScope:
+        """The scope of what is the same for every element."""
+        return self._task.constants if self._task.hoist else self
+
+    def use_template(self, name: str) -> None:
+        """Ask for a file of the prelude."""
+        self._task.templates.add(name)
+
+    def _combine(self, operation: Operation, domain: str, coordinates: Sequence[Index]) -> str:
         partials, *bias = operation.inputs
         assert isinstance(partials, TensorSpec)
         count = partials.shape[0]
         index = operand_index(partials, (variable("s", count), *coordinates))
-        kind = {"sum": "TkSum", "max": "TkMax"}[operation.attrs["reduce"]]
+        kind = reduce_type(operation.attrs["reduce"], domain, self._task.templates)
         body = self._task.read(partials.buffer, index)
-        total = f"tk_combine<{kind}, {count}>([&](int s) {{ return {body}; }})"
+        combine = "tk_combine" if domain == "float32" else "tk_typed_combine"
+        total = f"{combine}<{kind}, {count}>([&](int s) {{ return {body}; }})"
         return self.scaled(total, operation, bias, coordinates)
 
     def scaled(self, total: str, operation: Operation, bias: Sequence[Operand], coordinates: Sequence[Index]) -> str:
-        """``alpha * total + beta * bias``, or ``total / divisor``, with one rounding."""
+        """``alpha * total + beta * bias``, or ``total / divisor``, in the operation's domain."""
+        domain = domain_of(operation)
+        if domain != "float32":
+            return self._typed_scaled(total, operation, bias, coordinates, domain)
         attrs = operation.attrs
         if attrs.get("divisor", 1) != 1:
-            return f"__fdiv_rn({total}, {float_literal(attrs['divisor'])})"
+            return f"__fdiv_rn({total}, {literal(attrs['divisor'], domain)})"
         alpha, beta = to_float32(attrs.get("alpha", 1)), to_float32(attrs.get("beta", 1))
         if not bias or beta == 0:
-            return total if alpha == 1 else f"__fmul_rn({float_literal(float(alpha))}, {total})"
+            return total if alpha == 1 else f"__fmul_rn({literal(float(alpha), domain)}, {total})"
         term = self.operand(bias[0], coordinates)
         if alpha == 1:
             return (
                 f"__fadd_rn({total}, {term})"
                 if beta == 1
-                else f"__fmaf_rn({float_literal(float(beta))}, {term}, {total})"
+                else f"__fmaf_rn({literal(float(beta), domain)}, {term}, {total})"
             )
         if beta == 1:
-            return f"__fmaf_rn({float_literal(float(alpha))}, {total}, {term})"
+            return f"__fmaf_rn({literal(float(alpha), domain)}, {total}, {term})"
         # Products of two float32 are exact in float64, so the sum is rounded once.
-        first = f"(double){float_literal(float(alpha))} * (double){total}"
-        return f"(float)({first} + (double){float_literal(float(beta))} * (double){term})"
+        first = f"(double){literal(float(alpha), domain)} * (double){total}"
+        return f"(float)({first} + (double){literal(float(beta), domain)} * (double){term})"
+
+    def _typed_scaled(
+        self, total: str, operation: Operation, bias: Sequence[Operand], coordinates: Sequence[Index], domain: str
+    ) -> str:
+        """The same in another domain, step by step as the reference does it."""
+        self._task.templates.add("typed")
+        attrs = operation.attrs
+        if attrs.get("divisor", 1) != 1:
+            return f"tk_div({total}, {literal(attrs['divisor'], domain)})"
+        alpha, beta = attrs.get("alpha", 1), attrs.get("beta", 1)
+        if alpha != 1:
+            total = f"tk_mul({literal(alpha, domain)}, {total})"
+        if not bias or beta == 0:
+            return total
+        term = self.operand(bias[0], coordinates, domain)
+        return f"tk_add({total}, {term if beta == 1 else f'tk_mul({literal(beta, domain)}, {term})'})"
 
 
-def rounded(expression: str, dtype: str) -> str:
-    """The expression rounded to a dtype and read back as float32."""
-    return expression if dtype == "float32" else f"tk_round_{dtype}({expression})"
+_REDUCE_TYPES = {"sum": "Sum", "mean": "Sum", "max": "Max", "min": "Min", "prod": "Prod"}
 
 
-def store(pointer: str, index: Index | str, value: str, dtype: str) -> str:
-    """The statement that writes one element."""
-    if dtype == "float32":
-        return f"{pointer}[{index}] = {value};"
-    return f"tk_store({pointer}[{index}], {value});"
+def reduce_type(kind: str, domain: str, templates: set[str]) -> str:
+    """The struct that merges two values of a reduction; adds its file to ``templates``."""
+    if domain == "float32":
+        if kind in ("min", "prod"):
+            templates |= {"functions", "reduce_more"}
+        return f"Tk{_REDUCE_TYPES[kind]}"
+    templates |= {"typed", "typed_reduce"}
+    return f"TkTyped{_REDUCE_TYPES[kind]}<{C_TYPES[domain]}>"

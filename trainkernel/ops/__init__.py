@@ -14,7 +14,9 @@ from trainkernel.ops.entry import (
     broadcasts_to,
     float_literal,
     is_number,
+    literal,
     reduced_dims,
+    wrap_dim,
 )
 from trainkernel.ops.indexed import INDEXED
 from trainkernel.ops.pointwise import POINTWISE
@@ -36,6 +38,8 @@ __all__ = [
     "broadcasts_to",
     "float_literal",
     "is_number",
+    "literal",
     "reduced_dims",
     "to_float32",
+    "wrap_dim",
 ]

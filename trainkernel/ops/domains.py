@@ -12,7 +12,8 @@ int64      int64, or int32 beside uint32       int64, wrapped
 
 A floating operand decides over an integer one, and bool gives way to everything. A result goes
 to the output's dtype by one conversion: floats round to nearest even; a float becomes an integer
-by truncation, saturating, NaN as 0; an integer wraps; anything becomes bool by ``!= 0``.
+by truncation, saturating, NaN as 0; an integer wraps; anything becomes bool by ``!= 0``. A
+float32 result that becomes an integer or a float64 is rounded to float32 first.
 """
 
 from __future__ import annotations
@@ -168,6 +169,8 @@ def convert(value: NDArray[Any], domain: str, dtype: str) -> NDArray[Any]:
     numpy_dtype = DTYPES[dtype].numpy
     if domain in INTEGER_DOMAINS and value.dtype.kind in "iu":
         value = value.astype(np.dtype(domain))
+    if domain == "float32" and domain_of_dtype(dtype) != "float32":
+        value = value.astype(np.float32).astype(np.float64)
     if dtype == "bool":
         return np.asarray(value != 0)
     if numpy_dtype.kind in "iu" and value.dtype.kind == "f":
@@ -185,14 +188,19 @@ def _truncate(value: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def round_once(value: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Round float64 to ``dtype`` to nearest even in one step.
+    """Round float64 or integers to ``dtype`` to nearest even in one step.
 
     ml_dtypes and NumPy may round float64 to a 16-bit type through float32, which rounds twice;
     a value that lies off its float32 neighbour is moved to an odd float32 first, which makes the
     second rounding exact (Boldo and Melquiond, "When double rounding is odd", 2005).
     """
-    if dtype.itemsize != 2 or value.dtype != np.float64:
+    if dtype.itemsize != 2:
         return value.astype(dtype)
+    if value.dtype.kind in "iu":
+        # What float64 cannot hold of an int64 is gathered in the last bit that it can.
+        long = value.astype(np.int64)
+        gathered = long & ~2047 | np.where(long & 2047 != 0, 2048, 0)
+        value = np.where(np.abs(long) < 2**53, long, gathered).astype(np.float64)
     with np.errstate(all="ignore"):
         single = value.astype(np.float32)
         inexact = np.isfinite(single) & (single.astype(np.float64) != value)

@@ -7,12 +7,13 @@ what the table-driven tests need: a sample range and an error bound.
 Numbers: an operation computes in one domain (``trainkernel.ops.domains``); a Python scalar
 operand or attribute is converted to it first. The reference gets float64 (or int64) arrays
 holding the operands' exact values and its result is rounded once to the output's dtype. On the
-device a pointwise op computes in its domain with the correctly rounded intrinsics, which no
-compiler contracts, and rounds to the output's dtype.
+device a pointwise op computes in its domain, floats with the correctly rounded intrinsics, which
+no compiler contracts, and the result is converted to the output's dtype.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -54,6 +55,9 @@ class Op:
         The check returns a message when a value is refused. A missing default is ``REQUIRED``.
     cuda : callable (operand expressions, attrs) -> expression
         Pointwise only: the float32 expression.
+    typed : callable (operand expressions, attrs, domain) -> expression
+        Pointwise only: the expression in any other domain; where left out, a call of the device
+        function ``tk_<name>`` (``codegen/cuda/typed.cuh``).
     accepts : str
         ``"any"``, ``"float"`` or ``"int"``: see ``trainkernel.ops.domains.promote``.
     data_operands : tuple of int or None
@@ -90,6 +94,7 @@ class Op:
     reference: Callable[[Sequence[Array], Attrs, Sequence[Shape]], tuple[Any, ...]]
     attrs: Mapping[str, tuple[Any, Callable[[Any], str | None]]] = field(default_factory=dict)
     cuda: Callable[[Sequence[str], Attrs], str] | None = None
+    typed: Callable[[Sequence[str], Attrs, str], str] | None = None
     cost: float = 1.0
     sample: tuple[float, float] = (-2.0, 2.0)
     max_ulps: float = 0.5
@@ -106,6 +111,15 @@ class Op:
     def attr(self, attrs: Attrs, key: str) -> Any:
         """The attribute's value, or its default."""
         return attrs[key] if key in attrs else self.attrs[key][0]
+
+    def expression(self, args: Sequence[str], attrs: Attrs, domain: str) -> str:
+        """The CUDA expression of a pointwise op over operand expressions in a domain."""
+        if domain == "float32":
+            assert self.cuda is not None
+            return self.cuda(args, attrs)
+        if self.typed is not None:
+            return self.typed(args, attrs, domain)
+        return f"tk_{self.name}({', '.join(args)})"
 
 
 REQUIRED = object()
@@ -135,6 +149,32 @@ def float_literal(value: float) -> str:
     if "." not in text and "e" not in text:
         text += ".0"
     return f"{text}f"
+
+
+def _double_literal(value: float) -> str:
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf if value > 0 else -math.inf
+    if math.isfinite(number):
+        return repr(number)
+    bits = "0x7ff8000000000000" if math.isnan(number) else "0x7ff0000000000000" if number > 0 else "0xfff0000000000000"
+    return f"__longlong_as_double({bits}ll)"
+
+
+_INTEGER_SUFFIXES = {"int32": "", "uint32": "u", "int64": "ll"}
+
+
+def literal(value: float, domain: str) -> str:
+    """A Python number as a C++ expression of a domain's type, exact for every value that the domain holds."""
+    if domain == "float32":
+        return float_literal(value)
+    if domain == "float64":
+        return _double_literal(value)
+    suffix = _INTEGER_SUFFIXES[domain]
+    if value in (-(2**31), -(2**63)):
+        return f"({value + 1}{suffix} - 1)"  # the positive number is beyond the type
+    return f"{value}{suffix}"
 
 
 def check_number(value: Any) -> str | None:

@@ -97,7 +97,7 @@ def _random_shape(shapes: Sequence[Shape], attrs: Attrs) -> tuple[Shape, ...]:
 
 
 def _iota_reference(arrays: Sequence[Array], attrs: Attrs, shapes: Sequence[Shape]) -> tuple[Array]:
-    return (np.broadcast_to(np.arange(shapes[0][-1] if shapes[0] else 1), shapes[0]),)
+    return (np.broadcast_to(np.arange(shapes[0][-1]) if shapes[0] else 0, shapes[0]),)
 
 
 def _flip_reference(arrays: Sequence[Array], attrs: Attrs, shapes: Sequence[Shape]) -> tuple[Array]:
@@ -155,14 +155,15 @@ def philox(counter: Sequence[Array], key: Sequence[Array], rounds: int = 10) -> 
 
 def _random_reference(arrays: Sequence[Array], attrs: Attrs, shapes: Sequence[Shape]) -> tuple[Array]:
     """Element ``i`` of a key's bits is word ``i % 4`` of the block whose counter is ``i // 4``."""
-    key = arrays[0].astype(np.uint64)
+    word = np.uint64(0xFFFFFFFF)
+    key = arrays[0].astype(np.uint64) & word
     lead, count = key.shape[:-1], prod(attrs["shape"])
     element = np.arange(count, dtype=np.uint64)
     block = np.broadcast_to(element >> np.uint64(2), (*lead, count))
-    counter = arrays[1].astype(np.uint64) if len(arrays) == 2 else np.zeros(lead, np.uint64)
+    counter = arrays[1].astype(np.uint64) & word if len(arrays) == 2 else np.zeros(lead, np.uint64)
     words = philox(
         (
-            block & np.uint64(0xFFFFFFFF),
+            block & word,
             block >> np.uint64(32),
             np.broadcast_to(counter[..., None], block.shape),
             np.full(block.shape, attrs["stream"], np.uint64),
@@ -171,7 +172,7 @@ def _random_reference(arrays: Sequence[Array], attrs: Attrs, shapes: Sequence[Sh
     )
     place = np.broadcast_to((element & np.uint64(3)).astype(np.int64), (1, *block.shape))
     bits = np.take_along_axis(np.stack(words), place, 0)[0].astype(np.int64)
-    return (bits.reshape(shapes[0]),)
+    return (bits.reshape((*lead, *attrs["shape"])),)
 
 
 # ---------------------------------------------------------------------------- derivatives

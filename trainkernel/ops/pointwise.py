@@ -21,11 +21,13 @@ from trainkernel.ops.entry import (
     check_comparison,
     check_number,
     float_literal,
+    literal,
     pointwise_shape,
 )
 
 Reference = Callable[[Sequence[Array], Attrs, Sequence[Shape]], tuple[Any, ...]]
 Cuda = Callable[[Sequence[str], Attrs], str]
+Typed = Callable[[Sequence[str], Attrs, str], str]
 
 # ---------------------------------------------------------------------------- references
 
@@ -86,6 +88,11 @@ def _remainder(a: Array, b: Array) -> Array:
     return np.where(b == 0, a, np.remainder(a, np.where(b == 0, 1, b)))
 
 
+def _whole(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """A rounding to whole numbers, which integers are already."""
+    return lambda x: function(x) if x.dtype.kind == "f" else x
+
+
 def _erf(x: Array) -> Array:
     return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(x))
 
@@ -137,6 +144,43 @@ def _threshold_cuda(args: Sequence[str], attrs: Attrs) -> str:
 
 def _compare_cuda(args: Sequence[str], attrs: Attrs) -> str:
     return f"({args[0]} {COMPARISONS[attrs['comparison']]} {args[1]} ? 1.0f : 0.0f)"
+
+
+# ---------------------------------------------------------------------------- expressions in other domains
+
+
+def _scaled_sum_typed(function: str) -> Typed:
+    def expression(args: Sequence[str], attrs: Attrs, domain: str) -> str:
+        alpha = attrs.get("alpha", 1)
+        second = args[1] if alpha == 1 else f"tk_mul({literal(alpha, domain)}, {args[1]})"
+        return f"{function}({args[0]}, {second})"
+
+    return expression
+
+
+def _cast_typed(args: Sequence[str], attrs: Attrs, domain: str) -> str:
+    return args[0]
+
+
+def _pow_typed(args: Sequence[str], attrs: Attrs, domain: str) -> str:
+    exponent = args[1] if len(args) == 2 else literal(attrs.get("exponent", 2), domain)
+    return f"tk_mul({args[0]}, {args[0]})" if exponent == "2.0" else f"tk_power({args[0]}, {exponent})"
+
+
+def _threshold_typed(args: Sequence[str], attrs: Attrs, domain: str) -> str:
+    return f"({args[1]} <= {literal(attrs.get('threshold', 0), domain)} ? {literal(0, domain)} : {args[0]})"
+
+
+def _full_typed(args: Sequence[str], attrs: Attrs, domain: str) -> str:
+    return literal(attrs["value"], domain)
+
+
+def _compare_typed(args: Sequence[str], attrs: Attrs, domain: str) -> str:
+    return f"({args[0]} {COMPARISONS[attrs['comparison']]} {args[1]} ? {literal(1, domain)} : {literal(0, domain)})"
+
+
+def _where_typed(args: Sequence[str], attrs: Attrs, domain: str) -> str:
+    return f"({args[0]} != 0 ? {args[1]} : {args[2]})"
 
 
 # ---------------------------------------------------------------------------- derivatives
@@ -234,6 +278,7 @@ POINTWISE = (
         (2,),
         _scaled_sum(1),
         _scaled_sum_cuda("__fadd_rn", 1.0),
+        typed=_scaled_sum_typed("tk_add"),
         attrs={"alpha": NUMBER["alpha"]},
         constants=("alpha",),
         vjp=_scaled_sum_vjp(1),
@@ -243,6 +288,7 @@ POINTWISE = (
         (2,),
         _scaled_sum(-1),
         _scaled_sum_cuda("__fsub_rn", -1.0),
+        typed=_scaled_sum_typed("tk_sub"),
         attrs={"alpha": NUMBER["alpha"]},
         constants=("alpha",),
         vjp=_scaled_sum_vjp(-1),
@@ -277,6 +323,7 @@ POINTWISE = (
         (1,),
         _unary(lambda x: x),
         lambda args, attrs: args[0],
+        typed=_cast_typed,
         cost=0,
         vjp=_unary_vjp(lambda b, ct, y, x: b.cast(ct, x.dtype)),
     ),
@@ -292,6 +339,7 @@ POINTWISE = (
         (1, 2),
         _pow_reference,
         _pow_cuda,
+        typed=_pow_typed,
         attrs={"exponent": NUMBER["exponent"]},
         constants=("exponent",),
         accepts="float",
@@ -316,6 +364,7 @@ POINTWISE = (
         (2,),
         _threshold_reference,
         _threshold_cuda,
+        typed=_threshold_typed,
         attrs={"threshold": NUMBER["threshold"]},
         constants=("threshold",),
         vjp=_threshold_vjp,
@@ -325,6 +374,7 @@ POINTWISE = (
         (0,),
         _full_reference,
         lambda args, attrs: float_literal(attrs["value"]),
+        typed=_full_typed,
         attrs={"value": (REQUIRED, check_number)},
         constants=("value",),
         cost=0,
@@ -359,9 +409,9 @@ POINTWISE = (
     ),
     _pointwise("abs", (1,), _unary(np.abs), _call("fabsf"), vjp=_unary_vjp(lambda b, ct, y, x: ct * b.sign(x)), cost=1),
     _step("sign", np.sign, "tk_sign"),
-    _step("floor", np.floor, "floorf"),
-    _step("ceil", np.ceil, "ceilf"),
-    _step("round", np.rint, "rintf"),
+    _step("floor", _whole(np.floor), "floorf"),
+    _step("ceil", _whole(np.ceil), "ceilf"),
+    _step("round", _whole(np.rint), "rintf"),
     _pointwise("maximum", (2,), _binary(np.maximum), _call("tk_maximum"), vjp=_binary_vjp(_extremum_vjp)),
     _pointwise("minimum", (2,), _binary(np.minimum), _call("tk_minimum"), vjp=_binary_vjp(_extremum_vjp)),
     _pointwise(
@@ -387,6 +437,7 @@ POINTWISE = (
         (2,),
         _compare_reference,
         _compare_cuda,
+        typed=_compare_typed,
         attrs={"comparison": (REQUIRED, check_comparison)},
         vjp=_no_vjp,
     ),
@@ -395,6 +446,7 @@ POINTWISE = (
         (3,),
         lambda arrays, attrs, shapes: (np.where(arrays[0] != 0, arrays[1], arrays[2]),),
         lambda args, attrs: f"({args[0]} != 0.0f ? {args[1]} : {args[2]})",
+        typed=_where_typed,
         data_operands=(1, 2),
         vjp=_where_vjp,
     ),

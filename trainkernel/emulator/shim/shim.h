@@ -40,9 +40,34 @@ void tk_emu_cp_async(void* shared, const void* global, unsigned bytes);
 void tk_emu_cp_async_commit();
 void tk_emu_cp_async_wait(unsigned pending_groups);
 float expf(float);
+float expm1f(float);
 float logf(float);
+float log1pf(float);
 float tanhf(float);
+float erff(float);
+float sinf(float);
+float cosf(float);
+float floorf(float);
+float ceilf(float);
+float rintf(float);
 float powf(float, float);
+float fmodf(float, float);
+float copysignf(float, float);
+double exp(double);
+double expm1(double);
+double log(double);
+double log1p(double);
+double tanh(double);
+double erf(double);
+double sin(double);
+double cos(double);
+double fabs(double);
+double floor(double);
+double ceil(double);
+double rint(double);
+double pow(double, double);
+double fmod(double, double);
+double copysign(double, double);
 }
 
 struct tk_emu_index { unsigned x, y, z; };
@@ -81,6 +106,17 @@ __forceinline__ float __uint_as_float(unsigned bits) {
     return value;
 }
 
+__forceinline__ double __longlong_as_double(long long bits) {
+    double value;
+    __builtin_memcpy(&value, &bits, 8);
+    return value;
+}
+__forceinline__ float __double2float_rz(double value) {
+    float near = (float)value;
+    double excess = value < 0 ? value - (double)near : (double)near - value;
+    return excess > 0 ? __uint_as_float(__float_as_uint(near) - 1) : near;
+}
+
 // The compiler is told not to contract, so plain operators round once each.
 __forceinline__ float __fadd_rn(float a, float b) { return a + b; }
 __forceinline__ float __fsub_rn(float a, float b) { return a - b; }
@@ -88,6 +124,12 @@ __forceinline__ float __fmul_rn(float a, float b) { return a * b; }
 __forceinline__ float __fdiv_rn(float a, float b) { return a / b; }
 __forceinline__ float __fsqrt_rn(float a) { return __builtin_sqrtf(a); }
 __forceinline__ float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+__forceinline__ double __dadd_rn(double a, double b) { return a + b; }
+__forceinline__ double __dsub_rn(double a, double b) { return a - b; }
+__forceinline__ double __dmul_rn(double a, double b) { return a * b; }
+__forceinline__ double __ddiv_rn(double a, double b) { return a / b; }
+__forceinline__ double __dsqrt_rn(double a) { return __builtin_sqrt(a); }
+__forceinline__ double __fma_rn(double a, double b, double c) { return __builtin_fma(a, b, c); }
 __forceinline__ float tk_emu_fabs(float a) { return __builtin_fabsf(a); }
 
 // As CUDA's: a NaN gives the other operand, and -0 is less than +0.
@@ -132,11 +174,29 @@ __forceinline__ unsigned atomicExch(unsigned* address, unsigned value) {
     __forceinline__ float name(unsigned mask, float value, argument_type argument, int width = 32) {      \
         unsigned bits = __float_as_uint(value);                                                           \
         return __uint_as_float(tk_emu_shuffle(mask, bits, kind, unsigned(argument), unsigned(width)));    \
+    }                                                                                                     \
+    template <class T>                                                                                    \
+    __forceinline__ T name(unsigned mask, T value, argument_type argument, int width = 32) {              \
+        static_assert(sizeof(T) == 8, "a shuffle moves 4 or 8 bytes");                                    \
+        unsigned words[2];                                                                                \
+        __builtin_memcpy(words, &value, 8);                                                               \
+        words[0] = tk_emu_shuffle(mask, words[0], kind, unsigned(argument), unsigned(width));             \
+        words[1] = tk_emu_shuffle(mask, words[1], kind, unsigned(argument), unsigned(width));             \
+        __builtin_memcpy(&value, words, 8);                                                               \
+        return value;                                                                                     \
     }
 TK_EMU_SHUFFLE(__shfl_sync, 0, int)
 TK_EMU_SHUFFLE(__shfl_down_sync, 1, unsigned)
 TK_EMU_SHUFFLE(__shfl_xor_sync, 2, int)
 TK_EMU_SHUFFLE(__shfl_up_sync, 3, unsigned)
+
+// A bit per lane, for whole warps only: the lanes' bits are gathered by shuffles.
+__forceinline__ unsigned __ballot_sync(unsigned mask, int vote) {
+    unsigned bits = vote ? 1u << threadIdx.x % 32 : 0u;
+    for (int distance = 16; distance; distance /= 2) bits |= __shfl_xor_sync(mask, bits, distance);
+    return bits;
+}
+__forceinline__ int __ffs(int value) { return __builtin_ffs(value); }
 
 // Conversions round to nearest even and keep denormals. NaN becomes 0x7fff, as cvt.rn does.
 __forceinline__ float tk_bfloat16_bits_to_float(unsigned short bits) { return __uint_as_float(unsigned(bits) << 16); }
