@@ -223,3 +223,17 @@ def test_a_body_of_no_operations_and_no_carry() -> None:
     step = body.build([body.op("full", shape=(4,), value=2)])
     b = ProgramBuilder()
     prove(b.build(b.loop(step, [], num_carry=0, length=3)))
+
+
+def test_loops_of_one_name() -> None:
+    """A Loop's name is free text, like an Operation's: each loop keeps a plan of its own."""
+    body = ProgramBuilder()
+    x = body.input("x", (40,))
+    scaled = body.build([body.op("mul", body.op("tanh", x), body.op("sum", body.op("exp", x)))])
+    b = ProgramBuilder()
+    (first,) = b.loop(scaled, [b.input("start", (40,))], num_carry=1, length=2)
+    body = ProgramBuilder()
+    plain = body.build([body.op("add", body.input("x", (40,)), 1)])
+    program = b.build(b.loop(plain, [first], num_carry=1, length=3))
+    assert len({item.name for item in program.operations if isinstance(item, Loop)}) == 1
+    prove(program)

@@ -174,7 +174,7 @@ class _Graph:
         names = tuple(spec.buffer for spec in loop.outputs)
         return Task(
             kind="loop",
-            name=names[0] if names else loop.name,
+            name=names[0],
             stores=names,
             reads=draft.reads,
             loop=LoopSchedule(replace(loop, body=body), schedule),
