@@ -84,7 +84,7 @@ def form_tasks(program: Program, target: Target, options: Options) -> FusedProgr
     must_store = {spec.buffer for spec in program.outputs}
     for item in live:
         if isinstance(item, Loop):
-            must_store.update(spec.buffer for spec in item.inputs)
+            must_store.update(spec.buffer for spec in item.inputs if spec.num_elements)
     former = _Former(program, options, _may_inline(program, live, must_store, target, options))
     for item in live:
         former.add(item)
@@ -194,8 +194,7 @@ class _Former:
 
     def add(self, item: Item) -> None:
         if isinstance(item, Loop):
-            reads = [Access(spec.buffer, Index()) for spec in item.inputs]
-            self._open(TaskDraft("loop", self._level(reads) + 1, 0, loop=item))
+            self._open(TaskDraft("loop", self._level(_loop_accesses(item)) + 1, 0, loop=item))
         elif kind_of(item) == "pointwise":
             self._add_pointwise(item)
         else:
@@ -302,7 +301,7 @@ class _Former:
 
     def _collect(self, draft: TaskDraft) -> None:
         if draft.loop is not None:
-            draft.accesses = [Access(spec.buffer, Index()) for spec in draft.loop.inputs]
+            draft.accesses = _loop_accesses(draft.loop)
             return
         walker = AccessWalker(self.inlined)
         rooted = self._root_accesses(draft.root, walker) if draft.root is not None else []
@@ -316,6 +315,11 @@ class _Former:
         moved |= {access.buffer for access in rooted}
         draft.accesses = list(dict.fromkeys(rooted + foreign))
         draft.identity = {access.buffer for access in foreign} - moved
+
+
+def _loop_accesses(loop: Loop) -> list[Access]:
+    """The buffers that a loop reads; an empty one has no element to read, and no storage."""
+    return [Access(spec.buffer, Index()) for spec in loop.inputs if spec.num_elements]
 
 
 def _product(shape: tuple[int, ...], dims: tuple[int, ...]) -> int:
