@@ -309,6 +309,17 @@ def test_a_loop_in_place() -> None:
     assert isinstance(program.operations[0], Loop)
 
 
+def test_a_loop_whose_state_is_read_later() -> None:
+    """Refused in place, the carry lies elsewhere and needs its initial value there."""
+    body = ProgramBuilder()
+    step = body.build([body.op("mul", body.input("carry", (20, 30)), 0.5)])
+    b = ProgramBuilder()
+    w = b.input("w", (20, 30))
+    (after,) = b.loop(step, [w], num_carry=1, length=2)
+    program = b.build([b.op("add", after, w), after])
+    assert check_in_place(program, {1: 0}).direct_state_commits == 0
+
+
 def test_the_same_result_as_without() -> None:
     program = sgd()
     in_place = emulate(generate(program, inplace_outputs={0: 0}), inputs_of(program)).outputs[0]
