@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from trainkernel.errors import ProgramError
+from trainkernel.errors import ProgramError, show
 
 Array = NDArray[np.float64]
 Attrs = Mapping[str, Any]
@@ -107,6 +107,11 @@ def to_float32(value: float) -> np.float32:
         return np.float32(math.inf if value > 0 else -math.inf)
 
 
+def scale_of(attrs: Attrs, key: str) -> np.float32:
+    """``alpha`` or ``beta`` as every stage sees it; a number that float32 rounds to 0 is 0."""
+    return to_float32(attrs.get(key, 1))
+
+
 def float_literal(value: float) -> str:
     """The float32 value of a Python number as a C++ expression, exact for every value."""
     rounded = to_float32(value)
@@ -126,14 +131,14 @@ def float_literal(value: float) -> str:
 
 
 def _number(value: Any) -> str | None:
-    return None if is_number(value) else f"must be a Python int or float, got {value!r}"
+    return None if is_number(value) else f"must be a Python int or float, got {show(value)}"
 
 
 def _optional_dims(value: Any) -> str | None:
     if value is None:
         return None
     if not isinstance(value, (tuple, list)) or not all(isinstance(d, int) and not isinstance(d, bool) for d in value):
-        return f"must be None or a tuple of ints, got {value!r}"
+        return f"must be None or a tuple of ints, got {show(value)}"
     return None
 
 
@@ -144,7 +149,7 @@ COMPARISONS: Mapping[str, str] = MappingProxyType(
 
 def _comparison(value: Any) -> str | None:
     known = isinstance(value, str) and value in COMPARISONS
-    return None if known else f"must be one of {', '.join(COMPARISONS)}, got {value!r}"
+    return None if known else f"must be one of {', '.join(COMPARISONS)}, got {show(value)}"
 
 
 _NUMBER = {name: (default, _number) for name, default in (("alpha", 1), ("beta", 1), ("threshold", 0), ("exponent", 2))}
@@ -161,10 +166,14 @@ def broadcast_shapes(shapes: Sequence[Shape]) -> Shape:
     ProgramError
         If the shapes do not broadcast together.
     """
-    try:
-        return tuple(np.broadcast_shapes(*shapes))
-    except ValueError:
-        raise ProgramError(f"operand shapes {[list(s) for s in shapes]} do not broadcast together") from None
+    ndim = max((len(shape) for shape in shapes), default=0)
+    result = []
+    for place in range(-ndim, 0):
+        sizes = {shape[place] for shape in shapes if len(shape) >= -place} - {1}
+        if len(sizes) > 1:
+            raise ProgramError(f"operand shapes {[list(s) for s in shapes]} do not broadcast together")
+        result.append(sizes.pop() if sizes else 1)
+    return tuple(result)
 
 
 def broadcasts_to(shape: Shape, target: Shape) -> bool:
@@ -191,10 +200,10 @@ def reduced_dims(shape: Shape, attrs: Attrs) -> tuple[int, ...]:
     wrapped = []
     for dim in dims:
         if not -len(shape) <= dim < len(shape):
-            raise ProgramError(f"reduction dim {dim} is out of range for shape {list(shape)}")
+            raise ProgramError(f"reduction dim {show(dim)} is out of range for shape {list(shape)}")
         wrapped.append(dim % len(shape))
     if len(set(wrapped)) != len(wrapped):
-        raise ProgramError(f"reduction dims {tuple(dims)} name a dim twice for shape {list(shape)}")
+        raise ProgramError(f"reduction dims {show(tuple(dims))} name a dim twice for shape {list(shape)}")
     return tuple(sorted(wrapped))
 
 
@@ -242,7 +251,7 @@ def _binary(function: Callable[[Array, Array], Array]) -> Callable[..., tuple[Ar
 def _scaled_sum(sign: float) -> Callable[..., tuple[Array]]:
     def reference(arrays: Sequence[Array], attrs: Attrs, shapes: Sequence[Shape]) -> tuple[Array]:
         a, b = arrays
-        return (a + sign * np.float64(to_float32(attrs.get("alpha", 1))) * b,)
+        return (a + sign * np.float64(scale_of(attrs, "alpha")) * b,)
 
     return reference
 
@@ -305,8 +314,8 @@ def _mm_reference(arrays: Sequence[Array], attrs: Attrs, shapes: Sequence[Shape]
 
 def _addmm_reference(arrays: Sequence[Array], attrs: Attrs, shapes: Sequence[Shape]) -> tuple[Array]:
     bias, a, b = arrays
-    alpha = np.float64(to_float32(attrs.get("alpha", 1)))
-    beta = np.float64(to_float32(attrs.get("beta", 1)))
+    alpha = np.float64(scale_of(attrs, "alpha"))
+    beta = np.float64(scale_of(attrs, "beta"))
     result = np.zeros(shapes[0]) if alpha == 0 else alpha * _product(a, b)
     return (result if beta == 0 else result + beta * np.broadcast_to(bias, shapes[0]),)
 
@@ -320,7 +329,7 @@ def _call(function: str) -> Callable[[Sequence[str], Attrs], str]:
 
 def _scaled_sum_cuda(function: str, sign: float) -> Callable[[Sequence[str], Attrs], str]:
     def expression(args: Sequence[str], attrs: Attrs) -> str:
-        alpha = to_float32(attrs.get("alpha", 1))
+        alpha = scale_of(attrs, "alpha")
         if alpha == 1:
             return f"{function}({args[0]}, {args[1]})"
         return f"__fmaf_rn({float_literal(sign * float(alpha))}, {args[1]}, {args[0]})"
