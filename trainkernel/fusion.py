@@ -21,7 +21,7 @@ from trainkernel.access import Access, AccessWalker, ReductionSpace
 from trainkernel.indexing import Index, delinearize, variable
 from trainkernel.ir import Item, Loop, Operation, Program, TensorSpec
 from trainkernel.lowering import INTERNAL_KINDS
-from trainkernel.ops import OPS
+from trainkernel.ops import OPS, scale_of
 from trainkernel.options import Options
 from trainkernel.products import ceil_div, plan_product
 from trainkernel.target import Target
@@ -225,10 +225,10 @@ class _Former:
         *bias, a, b = operation.inputs
         assert isinstance(a, TensorSpec) and isinstance(b, TensorSpec)
         m, n, k = variable("m", a.shape[0]), variable("n", b.shape[1]), variable("k", a.shape[1])
-        if a.shape[1] and operation.attrs.get("alpha", 1) != 0:
+        if a.shape[1] and scale_of(operation.attrs, "alpha") != 0:
             found += walker.operand(a, (m, k))
             found += walker.operand(b, (k, n))
-        if operation.attrs.get("beta", 1) != 0:
+        if scale_of(operation.attrs, "beta") != 0:
             for spec in bias:
                 found += walker.operand(spec, (m, n))
         return found

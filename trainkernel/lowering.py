@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainkernel.ir import Item, Operation, Program, TensorSpec
+from trainkernel.ops import scale_of
 from trainkernel.options import Options
 from trainkernel.passes import map_bodies
 from trainkernel.products import plan_product, plan_reduction
@@ -47,14 +48,14 @@ def _partials_spec(name: str, count: int, shape: tuple[int, ...], taken: set[str
 
 def _lower_product(operation: Operation, target: Target, options: Options, taken: set[str]) -> list[Item]:
     plan = plan_product(operation, target, options)
-    if plan.split == 1 or operation.attrs.get("alpha", 1) == 0:
+    if plan.split == 1 or scale_of(operation.attrs, "alpha") == 0:
         return [operation]
     *bias, a, b = operation.inputs
     out = operation.outputs[0]
     partials = _partials_spec(out.buffer, plan.split, out.shape, taken)
     first = Operation(operation.name, "product_partials", (a, b), partials, {"chunk": plan.chunk}, operation.location)
     attrs = {"reduce": "sum", **operation.attrs}
-    if operation.attrs.get("beta", 1) == 0:
+    if scale_of(operation.attrs, "beta") == 0:
         bias = []
     second = Operation(operation.name, "combine_partials", (partials, *bias), out, attrs, operation.location)
     return [first, second]

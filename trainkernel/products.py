@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from trainkernel.ir import Operation, TensorSpec
-from trainkernel.ops import reduced_dims
+from trainkernel.ops import reduced_dims, scale_of
 from trainkernel.options import Options
 from trainkernel.target import Target
 
@@ -94,7 +94,7 @@ def plan_product(operation: Operation, target: Target, options: Options) -> Prod
     (m, k), n = a.shape, b.shape[1]
     threads = options.threads
     skew = 16 if options.shared_skew is None else options.shared_skew
-    if operation.attrs.get("alpha", 1) == 0:
+    if scale_of(operation.attrs, "alpha") == 0:
         return _thin(m, n, 0, target, threads, skew)
     if k >= GEMV_MIN_DEPTH and options.split_k_gemv is not False and min(m, n) == 1:
         if m == 1:

@@ -11,6 +11,7 @@ from trainkernel.codegen.values import PointerText, TaskScope, ValueScope, round
 from trainkernel.indexing import ZERO, Index, Variable, delinearize, linearize, variable
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.memory import Frame
+from trainkernel.ops import scale_of
 from trainkernel.placement import elements_per_thread
 from trainkernel.products import ProductPlan, ReductionPlan, ceil_div
 from trainkernel.schedule import Task
@@ -284,7 +285,7 @@ class _TaskEmitter:
         """From the accumulated ``sum`` to the product's value in a register."""
         out = root.outputs[0]
         values = ValueScope(self.scope, {}, None)
-        bias = root.inputs[:-2] if root.attrs.get("beta", 1) != 0 else ()
+        bias = root.inputs[:-2] if scale_of(root.attrs, "beta") != 0 else ()
         name = self.scope.fresh(out.buffer)
         text = values.scaled("sum", root, bias, coordinates)
         lines = values.lines + [f"const float {name} = {rounded(text, out.dtype)};"]
@@ -296,7 +297,7 @@ class _TaskEmitter:
         return lines + self._epilogue(registers, element)
 
     def _depth(self, plan: ProductPlan, root: Operation) -> int:
-        return 0 if root.attrs.get("alpha", 1) == 0 else plan.k
+        return 0 if scale_of(root.attrs, "alpha") == 0 else plan.k
 
     def _thin(self, plan: ProductPlan, root: Operation) -> list[str]:
         self.templates.add("product_vector")

@@ -14,7 +14,7 @@ from trainkernel.dtypes import DTYPES
 from trainkernel.indexing import Index, delinearize, variable
 from trainkernel.ir import Operand, Operation, TensorSpec
 from trainkernel.memory import Frame, Storage
-from trainkernel.ops import OPS, float_literal, to_float32
+from trainkernel.ops import OPS, float_literal, scale_of
 
 PointerText = Callable[[Storage], str]
 
@@ -180,7 +180,7 @@ class ValueScope:
         attrs = operation.attrs
         if attrs.get("divisor", 1) != 1:
             return f"__fdiv_rn({total}, {float_literal(attrs['divisor'])})"
-        alpha, beta = to_float32(attrs.get("alpha", 1)), to_float32(attrs.get("beta", 1))
+        alpha, beta = scale_of(attrs, "alpha"), scale_of(attrs, "beta")
         if not bias or beta == 0:
             return total if alpha == 1 else f"__fmul_rn({float_literal(float(alpha))}, {total})"
         term = self.operand(bias[0], coordinates)
