@@ -344,6 +344,27 @@ def test_scalars_by_value() -> None:
     assert back.shape == () and back == np.float32(0.1)
 
 
+def test_an_int32_scalar_is_read_as_float32() -> None:
+    """So the device reads it, and so a Python number is rounded first."""
+    b = ProgramBuilder()
+    steps = b.scalar("steps", "int32")
+    program = b.build([b.op("sub", steps, 2.0**24), TensorSpec("steps", (), (), 0, "float16")])
+    difference, back = reference.run(program, [2**24 + 3])
+    assert difference == 4 and back == np.inf
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [("float32", value) for value in ("1", None, np.ones(3), 10**400)]
+    + [("int32", value) for value in ("1", 1.5, 2**31, -(2**31) - 1, math.nan, np.float32(1))],
+)
+def test_wrong_scalars(dtype: str, value: Any) -> None:
+    b = ProgramBuilder()
+    program = b.build([b.op("add", b.scalar("s", dtype), 1)])
+    with pytest.raises(ArgumentError, match=f"input 0 .'s'.: got .* needs a number of dtype {dtype}"):
+        reference.run(program, [value])
+
+
 def test_wrong_arguments() -> None:
     b = ProgramBuilder()
     program = b.build([b.op("neg", b.input("x", (3,)))])
@@ -351,6 +372,8 @@ def test_wrong_arguments() -> None:
         reference.run(program, [])
     with pytest.raises(ArgumentError, match=r"input 0 \('x'\): got float64\[3\], needs float32\[3\]"):
         reference.run(program, [np.zeros(3)])
+    with pytest.raises(ArgumentError, match=r"input 0 .* inhomogeneous"):
+        reference.run(program, [[[1], [1, 2]]])
     with pytest.raises(ArgumentError, match="got float32"):
         reference.run(program, [np.zeros(4, np.float32)])
     with pytest.raises(ProgramError):

@@ -2,7 +2,8 @@
 
 Arithmetic is done in float32 whatever the storage dtype: a load converts to float32 exactly, a
 store rounds once to nearest even. ``bool`` is stored as one byte, read as 0.0 or 1.0 and
-written as ``value != 0``. ``int32`` exists for scalars by value (a Loop's length).
+written as ``value != 0``. ``int32`` exists for scalars by value (a Loop's length); an operation
+reads one as the nearest float32.
 """
 
 from __future__ import annotations

@@ -1,19 +1,20 @@
 """What a Program means, in NumPy: the oracle of every test and the device of last resort.
 
-Each operation is computed in float64 from the exact values of its operands and rounded once to
-its output's dtype.
+Each operation is computed in float64 from the exact values of its operands (an int32 scalar's is
+that of the nearest float32) and rounded once to its output's dtype.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainkernel.dtypes import DTYPES
-from trainkernel.errors import ArgumentError
+from trainkernel.errors import ArgumentError, show
 from trainkernel.ir import Loop, Operation, Program, ScalarSpec, TensorSpec, validate
 from trainkernel.ops import OPS, to_float32
 
@@ -54,8 +55,11 @@ def _input_buffer(position: int, spec: TensorSpec | ScalarSpec, value: Any) -> F
     """The input as a flat buffer in which the spec's own strides and offset find its elements."""
     dtype = DTYPES[spec.dtype].numpy
     if isinstance(spec, ScalarSpec):
-        return np.asarray(value, dtype=dtype).reshape(1)
-    array = np.asarray(value)
+        return np.array([_scalar_value(position, spec, value)], dtype)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:  # rows of different lengths
+        raise ArgumentError(f"input {position} ({spec.buffer!r}): {error}") from None
     if array.shape != spec.shape or array.dtype != dtype:
         raise ArgumentError(
             f"input {position} ({spec.buffer!r}): got {array.dtype}{list(array.shape)}, "
@@ -65,6 +69,19 @@ def _input_buffer(position: int, spec: TensorSpec | ScalarSpec, value: Any) -> F
     if array.size:
         _view(flat, spec)[...] = array
     return flat
+
+
+def _scalar_value(position: int, spec: ScalarSpec, value: Any) -> int | np.float32:
+    """The number given for a scalar input, in the range of its dtype."""
+    if not isinstance(value, (str, bytes)):
+        try:
+            if spec.dtype == "float32":
+                return to_float32(float(value))
+            if -(2**31) <= index(value) < 2**31:
+                return index(value)
+        except (TypeError, ValueError, OverflowError):
+            pass  # refused below
+    raise ArgumentError(f"input {position} ({spec.buffer!r}): got {show(value)}, needs a number of dtype {spec.dtype}")
 
 
 def _view(flat: Flat, spec: TensorSpec) -> NDArray[Any]:
@@ -101,6 +118,11 @@ def round_once(value: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
         return np.where(inexact, odd, single).astype(dtype)
 
 
+def _exact(array: NDArray[Any]) -> NDArray[np.float64]:
+    """An operand's values: those that the device loads as float32."""
+    return (array.astype(np.float32) if array.dtype == np.int32 else array).astype(np.float64)
+
+
 def _run_program(program: Program, buffers: dict[str, Flat]) -> tuple[NDArray[Any], ...]:
     for item in program.operations:
         if isinstance(item, Loop):
@@ -113,7 +135,7 @@ def _run_program(program: Program, buffers: dict[str, Flat]) -> tuple[NDArray[An
     for spec in program.outputs:
         value = _view(buffers[spec.buffer], spec)
         if value.dtype != DTYPES[spec.dtype].numpy:
-            value = value.astype(np.float64)
+            value = _exact(value)
         outputs.append(_round(value, spec.dtype, spec.shape))
     return tuple(outputs)
 
@@ -123,7 +145,7 @@ def _run_operation(operation: Operation, buffers: dict[str, Flat]) -> list[NDArr
     arrays = []
     for operand in operation.inputs:
         if isinstance(operand, TensorSpec):
-            arrays.append(_view(buffers[operand.buffer], operand).astype(np.float64))
+            arrays.append(_exact(_view(buffers[operand.buffer], operand)))
         else:
             arrays.append(np.asarray(to_float32(operand), np.float64))
     shapes = [spec.shape for spec in operation.outputs]
