@@ -4,7 +4,8 @@ Three ways to avoid storing a value, tried in this order for each pointwise oper
 
 1. *epilogue*: it continues a product's or reduction's result element by element, and everything
    else it reads is there before: it runs in that task, on the value in a register;
-2. *inlining*: each consumer evaluates it at the elements it reads;
+2. *inlining*: each consumer evaluates it at the elements it reads, unless that would nest
+   values, or the index expressions of views of views, without bound;
 3. *group*: it continues pointwise tasks of the same element count: one task computes all of
    them, each element in one thread.
 
@@ -30,6 +31,10 @@ _EVALUATIONS_PER_US = 7.0e6
 _MAX_SINGLE_USE_US = 1.5
 _MAX_RECOMPUTE_US = 0.5
 _MAX_CHAIN_COST = 200.0
+# Python recurses through nested values, and an index of views that do not cancel grows by a
+# factor with each of them.
+_MAX_INLINED_DEPTH = 32
+_MAX_INDEX_CHARACTERS = 300
 _PARTIALS_ROOTS = ("product_partials", "reduce_partials")
 
 
@@ -191,6 +196,7 @@ class _Former:
         operands = [spec.buffer for item in program.operations for spec in item.tensor_inputs]
         self._shared = {buffer for buffer, positions in Counter(operands).items() if positions > 1}
         self.inlined: dict[str, Operation] = {}
+        self._depths: dict[str, int] = {}
 
     def add(self, item: Item) -> None:
         if isinstance(item, Loop):
@@ -253,10 +259,16 @@ class _Former:
             for access in accesses
             if self._home.get(access.buffer) in latest
         ) and all(draft.num_elements == out.num_elements for draft in latest)
+        depth = 1 + max((self._depths.get(spec.buffer, 0) for spec in operation.tensor_inputs), default=0)
+        nests = depth <= _MAX_INLINED_DEPTH and all(
+            len(str(access.index)) <= _MAX_INDEX_CHARACTERS for access in accesses
+        )
+        shared = out.buffer in self._shared and self._groups(latest, same_element)
         if latest and same_element and self._joins_root(latest):
             self._join(latest, operation)
-        elif out.buffer in self._may_inline and not (out.buffer in self._shared and self._groups(latest, same_element)):
+        elif out.buffer in self._may_inline and nests and not shared:
             self.inlined[out.buffer] = operation
+            self._depths[out.buffer] = depth
         elif self._groups(latest, same_element):
             self._join(latest, operation)
         else:
