@@ -17,7 +17,7 @@ from trainkernel.builder import ProgramBuilder
 from trainkernel.codegen import generate
 from trainkernel.codegen.generated import GeneratedKernel
 from trainkernel.dtypes import DTYPES
-from trainkernel.errors import ArgumentError, OptionError
+from trainkernel.errors import ArgumentError, OptionError, ProgramError
 from trainkernel.ir import Loop, Program, ScalarSpec, TensorSpec
 
 OFF: dict[str, Any] = {"fuse_pointwise": False, "fuse_epilogues": False, "inline_input_casts": False}
@@ -376,3 +376,11 @@ def test_refused(case: str) -> None:
         generate(program, inplace_outputs=inplace)
     assert isinstance(caught.value, ValueError)
     assert message in str(caught.value) and "inplace_outputs" in str(caught.value)
+
+
+def test_more_pieces_than_an_int_counts_are_refused() -> None:
+    b = ProgramBuilder()
+    x = b.input("x", (256,)).broadcast_to((2**31, 256))
+    program = b.build([b.op("sum", x, dims=(1,), dtype="bool")])
+    with pytest.raises(ProgramError, match=r"(?s)more than .* pieces.*in operation: sum: bool\[2147483648\] = sum x"):
+        generate(program)

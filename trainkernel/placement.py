@@ -8,10 +8,10 @@ write-after-read; a task's stage is its longest path.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from trainkernel.errors import VerificationError
+from trainkernel.errors import ProgramError, VerificationError
 from trainkernel.fusion import FusedProgram, TaskDraft, form_tasks
 from trainkernel.ir import Loop, Operation, Program, ScalarSpec, TensorSpec
 from trainkernel.lowering import lower
@@ -32,6 +32,7 @@ from trainkernel.schedule import (
 from trainkernel.target import Target
 
 _MAX_ELEMENTS_PER_THREAD = 4
+_MAX_PIECES = 2**31 - 2**20
 
 
 def build_schedule(program: Program, target: Target, options: Options, inplace_outputs: Mapping[int, int]) -> Schedule:
@@ -319,6 +320,7 @@ class _Graph:
             tasks = [node.task for node in by_level[level]]
             side_by_side = tuple(task for task in tasks if task.loop is None and task.num_pieces)
             if side_by_side:
+                _check_pieces(side_by_side)
                 stages.append(Stage(side_by_side))
             stages += [Stage((task,)) for task in tasks if task.loop is not None]
         return tuple(stages)
@@ -337,6 +339,18 @@ class _Graph:
         if len(levels) != len(self._nodes):
             raise VerificationError("the task graph has a cycle")
         return levels
+
+
+def _check_pieces(tasks: Sequence[Task]) -> None:
+    """Refuse a stage whose pieces an int does not count; blocks step over them by the grid's size."""
+    if sum(task.num_pieces for task in tasks) <= _MAX_PIECES:
+        return
+    largest = max(tasks, key=lambda task: task.num_pieces)
+    operations = "; ".join(str(operation) for operation in largest.operations) or str(largest)
+    raise ProgramError(
+        f"the work is cut into more than {_MAX_PIECES} pieces, most of them by task {largest.name!r} "
+        f"({largest.num_pieces} pieces); reduce its tensors\n  in operation: {operations}"
+    )
 
 
 def stage_carried_inputs(loop: Loop) -> Program:
