@@ -121,6 +121,13 @@ def test_bool_is_one_where_not_zero() -> None:
     same(apply("where", flags, [1, 2], [3, 4]), [1, 4])
 
 
+def test_bool_of_what_float32_does_not_hold() -> None:
+    b = ProgramBuilder()
+    x = b.input("x", (3,))
+    program = b.build([b.op("mul", x, x, dtype="bool")])
+    same(reference.run(program, [np.array([1e-30, 1e-20, 1e30], np.float32)])[0], np.array([False, True, True]))
+
+
 def test_square_is_correctly_rounded() -> None:
     x = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
     same(apply("pow", x), x * x)

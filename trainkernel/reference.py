@@ -94,8 +94,10 @@ def _view(flat: Flat, spec: TensorSpec) -> NDArray[Any]:
 
 
 def _round(value: NDArray[Any], dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    value = np.asarray(value)
     numpy_dtype = DTYPES[dtype].numpy
-    rounded = value != 0 if dtype == "bool" else round_once(np.asarray(value), numpy_dtype)
+    # What float32 rounds to zero is zero: no device holds a result of a wider range to ask.
+    rounded = value.astype(np.float32) != 0 if dtype == "bool" else round_once(value, numpy_dtype)
     return np.array(rounded.reshape(shape), dtype=numpy_dtype, order="C")
 
 
