@@ -96,6 +96,8 @@ POINTWISE: dict[str, tuple[str, list[Any], dict[str, Any], Any]] = {
     "scalar nan": ("add", [NAN, [3, 4]], {}, [NAN, NAN]),
     "scalar -0": ("add", [[-0.0, 0.0], -0.0], {}, [-0.0, 0.0]),
     "scalars only": ("add", [1, 2.5], {}, 3.5),
+    "pow 0.5": ("pow", [[-0.0, -INF, 4, -1, NAN], 0.5], {}, [0.0, INF, 2, NAN, NAN]),
+    "pow 0.5 of a scalar": ("pow", [-INF], {"exponent": 0.5}, INF),
     "broadcast": ("add", [[[1], [2]], [10, 20, 30]], {}, [[11, 21, 31], [12, 22, 32]]),
     "broadcast output": ("neg", [[1, 2]], {"shape": (3, 2)}, [[-1, -2]] * 3),
     "lt": ("compare", [[1, 2, 3, NAN, 1], [2, 2, 2, 2, NAN]], {"comparison": "lt"}, [1, 0, 0, 0, 0]),
