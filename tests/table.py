@@ -366,6 +366,8 @@ def _add_biases(
     nan = c.tensor(np.full((n,), np.nan).astype(DTYPES[dtypes[0]].numpy))
     c.add("addmm", nan, a, b, dtype="float32", beta=0)
     c.add("addmm", nan, a, b, dtype="float32", beta=0.0, alpha=0)
+    nans = c.tensor(np.full(a.shape, np.nan).astype(DTYPES[a.dtype].numpy))
+    c.add("addmm", nan, nans, b, dtype="float32", beta=1e-60, alpha=-1e-60)
     bias = c.tensor(c.draw((n,), dtypes[0], op.sample))
     c.add("addmm", bias, a, b, dtype="float32", alpha=0, beta=-0.5)
 

@@ -333,3 +333,29 @@ def test_softmax_through_its_statistics() -> None:
     generated, *_ = same_bits(program, ON, OFF, {})
     (result, _) = emulate(generated, inputs_of(program)).outputs
     assert np.allclose(result.sum(axis=1), 1, rtol=1e-5)
+
+
+# ---------------------------------------------------------------------------- without bound
+
+
+def test_a_chain_deeper_than_python_recurses() -> None:
+    b = ProgramBuilder()
+    x = b.input("x", (12,))
+    y = b.op("exp", x)
+    for _ in range(300):
+        y = b.op("mul", y, 0.5)
+    generated = generate(b.build([b.op("sum", y)]), fuse_pointwise=True)
+    assert generated.grid_barriers <= 2  # what is not inlined shares a task
+
+
+def test_views_of_views_that_do_not_cancel() -> None:
+    """Each view multiplies the length of the index behind it: twelve make a megabyte of source."""
+    b = ProgramBuilder()
+    y = b.input("x", (6, 35))
+    shapes = [(35, 6), (21, 10), (15, 14), (42, 5)]
+    for step in range(16):
+        y = b.op("neg", y.reshape(shapes[step % 4]).T)
+    program = b.build([y])
+    values = [np.arange(210, dtype=np.float32).reshape(6, 35)]
+    generated = check(program, values, num_blocks=3)
+    assert len(generated.source) < 2 * len(generate(program, fuse_pointwise=False).source)

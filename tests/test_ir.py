@@ -12,6 +12,7 @@ import pytest
 from trainkernel.builder import ProgramBuilder
 from trainkernel.errors import ProgramError
 from trainkernel.ir import Loop, Operation, Program, ScalarSpec, TensorSpec, dense_strides, format_operand, validate
+from trainkernel.ops import OPS
 
 X = TensorSpec.dense("x", (3, 4))
 
@@ -135,6 +136,16 @@ def test_operands_print() -> None:
 def test_what_is_refused_still_prints() -> None:
     assert "y: f99[3] strides (1,2)" in str(TensorSpec("y", (3,), (1, 2), 0, "f99"))
     assert str(Operation("o", "neg", ("junk",), X)) == "x: f32[3,4] = neg 'junk'"  # type: ignore[arg-type]
+    for size in ("a", None, (1,), 1.5):
+        assert "f32" in str(TensorSpec("y", (size,), (1,)))  # type: ignore[arg-type]
+    assert str(Operation("o", "neg", (X,), X, {1: 2, "a": 3})).endswith("neg x 1=2 a=3")  # type: ignore[dict-item]
+
+
+def test_ints_that_python_does_not_print() -> None:
+    huge = 10**5000
+    text = str(Operation("o", "add", (X, huge), X, {"alpha": huge}))
+    assert text == "x: f32[3,4] = add x <int too long to print> alpha=<int too long to print>"
+    assert str(TensorSpec("y", (huge,), (huge,), huge)).count("too long") == 3
 
 
 # ---------------------------------------------------------------------------- dataclasses
@@ -222,11 +233,37 @@ def test_builder_refuses_shapes_that_do_not_fit() -> None:
         b.op("add", x, x.T)
     with pytest.raises(ProgramError, match="needs shapes"):
         b.op("mm", x, x)
-    with pytest.raises(ProgramError, match="'dims' must be None or a tuple of ints, got 0"):
-        b.op("sum", x, dims=0)
-    b.op("neg", x, beta=1)
     with pytest.raises(ProgramError, match="unknown attribute 'beta' of neg"):
-        b.build([])
+        b.op("neg", x, beta=1)
+
+
+@pytest.mark.parametrize("op", list(OPS))
+def test_builder_refuses_every_wrong_number_of_operands(op: str) -> None:
+    b = ProgramBuilder()
+    x = b.input("x", (3, 3))
+    required = {"compare": {"comparison": "lt"}, "full": {"value": 1}}.get(op, {})
+    for count in {0, 1, 2, 3, 4} - set(OPS[op].num_inputs):
+        with pytest.raises(ProgramError, match=f"(?s){op} takes .* operands, got {count}.*in operation 'z':  ?= {op}"):
+            b.op(op, *[x] * count, name="z", **required)
+
+
+def test_builder_refuses_attributes_before_shapes() -> None:
+    b = ProgramBuilder()
+    x = b.input("x", (3, 3))
+    for dims in (5, "ab", (None,), (7,), (10**5000,)):
+        with pytest.raises(ProgramError, match="dim"):
+            b.op("sum", x, dims=dims)
+
+
+def test_builder_takes_the_dtype_of_values() -> None:
+    b = ProgramBuilder()
+    mask, steps = b.input("mask", (3,), "bool"), b.scalar("steps", "int32")
+    x = b.input("x", (3,), "float16")
+    assert b.op("where", mask, 1.0, x).dtype == "float16"
+    assert b.op("where", mask, 1.0, 0.0).dtype == "float32" and b.op("where", x, mask, mask).dtype == "bool"
+    assert b.op("mul", mask, x).dtype == "float16" and b.op("mul", mask, 0.5).dtype == "float32"
+    assert b.op("relu", mask).dtype == "bool" and b.op("mul", steps, 2).dtype == "float32"
+    b.build([])
 
 
 def test_builder_refuses_what_is_no_sequence() -> None:

@@ -223,3 +223,44 @@ def test_a_body_of_no_operations_and_no_carry() -> None:
     step = body.build([body.op("full", shape=(4,), value=2)])
     b = ProgramBuilder()
     prove(b.build(b.loop(step, [], num_carry=0, length=3)))
+
+
+def test_loops_of_one_name() -> None:
+    """A Loop's name is free text, like an Operation's: each loop keeps a plan of its own."""
+    body = ProgramBuilder()
+    x = body.input("x", (40,))
+    scaled = body.build([body.op("mul", body.op("tanh", x), body.op("sum", body.op("exp", x)))])
+    b = ProgramBuilder()
+    (first,) = b.loop(scaled, [b.input("start", (40,))], num_carry=1, length=2)
+    body = ProgramBuilder()
+    plain = body.build([body.op("add", body.input("x", (40,)), 1)])
+    program = b.build(b.loop(plain, [first], num_carry=1, length=3))
+    assert len({item.name for item in program.operations if isinstance(item, Loop)}) == 1
+    prove(program)
+
+
+@pytest.mark.parametrize("length", [0, 2])
+def test_empty_operands(length: int) -> None:
+    """A computed tensor of no elements has no storage, as a constant, a carry and a stacked input."""
+    body = ProgramBuilder()
+    constant, carry, none, x = (body.input(*spec) for spec in (("k", (0, 3)), ("c", (4,)), ("n", (0,)), ("x", (2, 0))))
+    after = body.op("add", carry, body.op("add", body.op("sum", constant), body.op("sum", none)))
+    step = body.build([after, body.op("neg", none), body.op("sum", x, dims=(1,)), after])
+    b = ProgramBuilder()
+    constant, none = b.op("neg", b.input("k", (0, 3))), b.op("neg", b.input("n", (0,)))
+    xs = b.op("neg", b.input("xs", (length, 2, 0)))
+    prove(b.build(b.loop(step, [constant, b.input("start", (4,)), none, xs], num_carry=2, num_xs=1, length=length)))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_no_room_for_a_step(dynamic: bool) -> None:
+    """Stages of the body read each other's values, which lie in stacked outputs of no elements."""
+    body = ProgramBuilder()
+    carry, x = body.input("carry", (40,)), body.input("x", (3,))
+    total = body.op("sum", carry)
+    step = body.build([body.op("mul", carry, body.op("sum", body.op("mul", x, total))), total, total])
+    b = ProgramBuilder()
+    start, xs = b.op("exp", b.input("start", (40,))), b.op("neg", b.input("xs", (0, 3)))
+    length = b.scalar("steps", "int32") if dynamic else 0
+    outputs = b.loop(step, [start, xs], num_carry=1, num_xs=1, length=length, room=0)
+    prove(b.build([*outputs, start]), steps=0)

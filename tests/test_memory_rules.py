@@ -17,7 +17,7 @@ from trainkernel.builder import ProgramBuilder
 from trainkernel.codegen import generate
 from trainkernel.codegen.generated import GeneratedKernel
 from trainkernel.dtypes import DTYPES
-from trainkernel.errors import ArgumentError, OptionError
+from trainkernel.errors import ArgumentError, OptionError, ProgramError
 from trainkernel.ir import Loop, Program, ScalarSpec, TensorSpec
 
 OFF: dict[str, Any] = {"fuse_pointwise": False, "fuse_epilogues": False, "inline_input_casts": False}
@@ -309,6 +309,17 @@ def test_a_loop_in_place() -> None:
     assert isinstance(program.operations[0], Loop)
 
 
+def test_a_loop_whose_state_is_read_later() -> None:
+    """Refused in place, the carry lies elsewhere and needs its initial value there."""
+    body = ProgramBuilder()
+    step = body.build([body.op("mul", body.input("carry", (20, 30)), 0.5)])
+    b = ProgramBuilder()
+    w = b.input("w", (20, 30))
+    (after,) = b.loop(step, [w], num_carry=1, length=2)
+    program = b.build([b.op("add", after, w), after])
+    assert check_in_place(program, {1: 0}).direct_state_commits == 0
+
+
 def test_the_same_result_as_without() -> None:
     program = sgd()
     in_place = emulate(generate(program, inplace_outputs={0: 0}), inputs_of(program)).outputs[0]
@@ -365,3 +376,11 @@ def test_refused(case: str) -> None:
         generate(program, inplace_outputs=inplace)
     assert isinstance(caught.value, ValueError)
     assert message in str(caught.value) and "inplace_outputs" in str(caught.value)
+
+
+def test_more_pieces_than_an_int_counts_are_refused() -> None:
+    b = ProgramBuilder()
+    x = b.input("x", (256,)).broadcast_to((2**31, 256))
+    program = b.build([b.op("sum", x, dims=(1,), dtype="bool")])
+    with pytest.raises(ProgramError, match=r"(?s)more than .* pieces.*in operation: sum: bool\[2147483648\] = sum x"):
+        generate(program)

@@ -97,6 +97,8 @@ POINTWISE: dict[str, tuple[str, list[Any], dict[str, Any], Any]] = {
     "scalar nan": ("add", [NAN, [3, 4]], {}, [NAN, NAN]),
     "scalar -0": ("add", [[-0.0, 0.0], -0.0], {}, [-0.0, 0.0]),
     "scalars only": ("add", [1, 2.5], {}, 3.5),
+    "pow 0.5": ("pow", [[-0.0, -INF, 4, -1, NAN], 0.5], {}, [0.0, INF, 2, NAN, NAN]),
+    "pow 0.5 of a scalar": ("pow", [-INF], {"exponent": 0.5}, INF),
     "broadcast": ("add", [[[1], [2]], [10, 20, 30]], {}, [[11, 21, 31], [12, 22, 32]]),
     "broadcast output": ("neg", [[1, 2]], {"shape": (3, 2)}, [[-1, -2]] * 3),
     "lt": ("compare", [[1, 2, 3, NAN, 1], [2, 2, 2, 2, NAN]], {"comparison": "lt"}, [1, 0, 0, 0, 0]),
@@ -120,6 +122,13 @@ def test_bool_is_one_where_not_zero() -> None:
     flags = np.array([True, False])
     same(apply("add", flags, flags), [2, 0])
     same(apply("where", flags, [1, 2], [3, 4]), [1, 4])
+
+
+def test_bool_of_what_float32_does_not_hold() -> None:
+    b = ProgramBuilder()
+    x = b.input("x", (3,))
+    program = b.build([b.op("mul", x, x, dtype="bool")])
+    same(reference.run(program, [np.array([1e-30, 1e-20, 1e30], np.float32)])[0], np.array([False, True, True]))
 
 
 def test_square_is_correctly_rounded() -> None:
@@ -345,6 +354,27 @@ def test_scalars_by_value() -> None:
     assert back.shape == () and back == np.float32(0.1)
 
 
+def test_an_int32_scalar_is_read_as_float32() -> None:
+    """So the device reads it, and so a Python number is rounded first."""
+    b = ProgramBuilder()
+    steps = b.scalar("steps", "int32")
+    program = b.build([b.op("sub", steps, 2.0**24), TensorSpec("steps", (), (), 0, "float16")])
+    difference, back = reference.run(program, [2**24 + 3])
+    assert difference == 4 and back == np.inf
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [("float32", value) for value in ("1", None, np.ones(3), 10**400)]
+    + [("int32", value) for value in ("1", 1.5, 2**31, -(2**31) - 1, math.nan, np.float32(1))],
+)
+def test_wrong_scalars(dtype: str, value: Any) -> None:
+    b = ProgramBuilder()
+    program = b.build([b.op("add", b.scalar("s", dtype), 1)])
+    with pytest.raises(ArgumentError, match=f"input 0 .'s'.: got .* needs a number of dtype {dtype}"):
+        reference.run(program, [value])
+
+
 def test_wrong_arguments() -> None:
     b = ProgramBuilder()
     program = b.build([b.op("neg", b.input("x", (3,)))])
@@ -352,6 +382,8 @@ def test_wrong_arguments() -> None:
         reference.run(program, [])
     with pytest.raises(ArgumentError, match=r"input 0 \('x'\): got float64\[3\], needs float32\[3\]"):
         reference.run(program, [np.zeros(3)])
+    with pytest.raises(ArgumentError, match=r"input 0 .* inhomogeneous"):
+        reference.run(program, [[[1], [1, 2]]])
     with pytest.raises(ArgumentError, match="got float32"):
         reference.run(program, [np.zeros(4, np.float32)])
     with pytest.raises(ProgramError):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from trainkernel.arguments import check_arguments, signature_of
+from trainkernel.builder import ProgramBuilder
 from trainkernel.errors import ArgumentError
 from trainkernel.ir import Loop, Program, ScalarSpec, TensorSpec
 
@@ -158,6 +159,24 @@ def test_alignment() -> None:
     inputs[1] = base[offset + 1 : offset + 5]
     with pytest.raises(ArgumentError, match="needs a multiple of 16"):
         check_arguments(signature, inputs, device=CPU)
+
+
+def test_the_length_of_a_nested_loop_is_bounded_by_its_stacked_arrays() -> None:
+    """The scalar reaches the inner loop under another name."""
+    step = ProgramBuilder()
+    carry = step.input("c", (3,))
+    inner_body = step.build([carry, carry])
+    body = ProgramBuilder()
+    length, start = body.scalar("n", "int32"), body.input("start", (3,))
+    outer_body = body.build(body.loop(inner_body, [start], num_carry=1, length=length, room=5))
+    b = ProgramBuilder()
+    steps = b.scalar("steps", "int32")
+    outputs = b.loop(outer_body, [steps, b.input("x", (3,))], num_carry=1, length=2)
+    signature = signature_of(b.build(outputs), {})
+    check_arguments(signature, [5, np.zeros(3, f32)], device=CPU)
+    for wrong in (-1, 6):
+        with pytest.raises(ArgumentError, match=r"input 0 'steps': .* needs an integer from 0 to 5"):
+            check_arguments(signature, [wrong, np.zeros(3, f32)], device=CPU)
 
 
 def test_loop_length_is_bounded_by_the_stacked_arrays() -> None:

@@ -113,7 +113,15 @@ OPERATIONS: dict[str, tuple[Operation, str]] = {
     "no output": (operation("neg", [X], ()), "neg has 1 outputs, got 0"),
     "one of two outputs": (operation("softmax_stats", [X], dense(3), dims=(1,)), "softmax_stats has 2 outputs, got 1"),
     "same output twice": (operation("softmax_stats", [X], (dense(3), dense(3)), dims=(1,)), "name the same buffer"),
-    "huge": (operation("neg", [view((2**40, 2**40), (0, 0))], dense(3)), "more than 2**62 elements"),
+    "size of another type": (operation("neg", [view(("a",), (1,))], dense(3)), "shape must hold ints >= 0, got 'a'"),
+    "size of None": (operation("neg", [X], view((None,), (1,), buffer="y")), "shape must hold ints >= 0, got None"),
+    "huge size": (operation("neg", [view((10**5000,), (1,))], dense(3)), "shape must hold ints up to 2**60"),
+    "huge negative size": (operation("neg", [view((-(10**5000),), (1,))], dense(3)), "shape must hold ints >= 0"),
+    "huge stride": (operation("neg", [view((1,), (2**61,))], dense(3)), "strides must hold ints up to 2**60"),
+    "huge axis": (operation("sum", [X], dense(3), dims=(10**5000,)), "out of range for shape [3, 4]"),
+    "dims": (operation("neg", [X], dense(*[1] * 31, 3, 4)), "33 dims, a tensor has at most 32"),
+    "attribute names": (operation("neg", [X], dense(3, 4), **{"1": 2}), "unknown attribute '1' of neg"),
+    "huge": (operation("neg", [view((2**40, 2**40), (0, 0))], dense(3)), "more than 2**60 elements"),
 }
 
 BAD_NAMES = ["", "1x", "a b", "a-b", "a.b", "größe", "x\n", "a;b", "*/", '"', "x\u200b", "٣", None, 3, ("y",)]
@@ -238,9 +246,10 @@ def strided_carry() -> Program:
 
 LOOPS: dict[str, tuple[Loop, str]] = {
     "length": (loop(length=5), "expected shape [5, 4]"),
-    "negative length": (loop(length=-1), "length must be an int >= 0"),
-    "bool length": (loop(length=True), "length must be an int >= 0"),
-    "float length": (loop(length=6.0), "length must be an int >= 0"),
+    "negative length": (loop(length=-1), "length must be an int from 0 to"),
+    "bool length": (loop(length=True), "length must be an int from 0 to"),
+    "float length": (loop(length=6.0), "length must be an int from 0 to"),
+    "huge length": (loop(length=2**31), "length must be an int from 0 to 2147483647"),
     "unknown length": (loop(length="n"), "must name an int32 scalar input"),
     "float scalar length": (loop(length="rate"), "must name an int32 scalar input"),
     "carry count": (loop(num_carry=2), "expected shape [4]"),
@@ -278,6 +287,12 @@ def test_loop_refused(case: str) -> None:
     assert "in operation 'recurrence'" in str(caught.value)
 
 
+@pytest.mark.parametrize("name", [None, 5, ["recurrence"]])
+def test_loop_names(name: Any) -> None:
+    with pytest.raises(ProgramError, match="a loop's name must be a string"):
+        validate(Program(OUTER, (loop(name=name),), ()))
+
+
 def test_loops_that_are_fine() -> None:
     for good in (loop(), loop(reverse=True), loop(length="steps")):
         validate(Program(OUTER, (good,), (FINAL, YS)))
@@ -291,6 +306,7 @@ ALLOWED: dict[str, Operation] = {
     "non-finite scalars": operation("maximum", [X, -math.inf], dense(3, 4)),
     "nan": operation("full", [], dense(3, 4), value=math.nan),
     "huge int": operation("mul", [X, 10**60], dense(3, 4)),
+    "int that Python does not print": operation("add", [X, 10**5000], dense(3, 4), alpha=-(10**5000)),
     "broadcast output": operation("neg", [view((4,), (1,))], dense(2, 3, 4)),
     "kept dims": operation("sum", [X], dense(3, 1), dims=(-1,)),
     "dropped dims": operation("sum", [X], dense(3), dims=(-1,)),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainkernel.errors import ArgumentError
-from trainkernel.ir import Loop, Program, ScalarSpec, TensorSpec, dense_strides
+from trainkernel.ir import Program, ScalarSpec, dense_strides, length_limits
 from trainkernel.runtime.dlpack import ArrayView, view
 from trainkernel.runtime.scalars import ScalarField
 
@@ -103,11 +103,12 @@ def signature_of(
     """
     alignments = alignments or {}
     written = set(inplace_outputs.values())
-    limits = _loop_limits(program)
+    limits = length_limits(program)
     inputs: list[ArrayNeed | ScalarField] = []
     for index, spec in enumerate(program.inputs):
         if isinstance(spec, ScalarSpec):
-            low, high = limits.get(spec.buffer, (None, None))
+            high = limits.get(spec.buffer)
+            low = None if high is None else 0
             offset = (offsets or {}).get(index, 0)
             inputs.append(ScalarField(index, spec.buffer, spec.dtype, offset, low, high))
         else:
@@ -126,23 +127,6 @@ def signature_of(
         for index, spec in enumerate(program.outputs)
     )
     return Signature(tuple(inputs), outputs, dict(inplace_outputs))
-
-
-def _loop_limits(program: Program) -> dict[str, tuple[int, int | None]]:
-    """The range of each scalar that is a loop's length: a greater one would leave the stacked arrays."""
-    limits: dict[str, tuple[int, int | None]] = {}
-    for item in program.operations:
-        if not isinstance(item, Loop) or not isinstance(item.length, str):
-            continue
-        stacked: tuple[TensorSpec, ...] = item.outputs[item.num_carry :]
-        if item.num_xs:
-            stacked += item.inputs[len(item.inputs) - item.num_xs :]
-        sizes = [spec.shape[0] for spec in stacked]
-        known = limits.get(item.length, (0, None))[1]
-        if known is not None:
-            sizes.append(known)
-        limits[item.length] = (0, min(sizes) if sizes else None)
-    return limits
 
 
 def check_arguments(

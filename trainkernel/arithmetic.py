@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.ops import OPS
-from trainkernel.ops.domains import domain_of_dtype, domain_of_operand, operation_domain
+from trainkernel.ops.domains import constant, domain_of_dtype, domain_of_operand, operation_domain
 
 _PARTIALS = ("product_partials", "reduce_partials", "scatter_partials")
 
@@ -30,6 +32,11 @@ def operand_domains(operation: Operation) -> tuple[str, ...]:
         domain if data is None or position in data else domain_of_operand(operand, _dtype(operand))
         for position, operand in enumerate(operation.inputs)
     )
+
+
+def scale_of(operation: Operation, key: str) -> np.float64 | np.int64:
+    """``alpha`` or ``beta`` as every stage sees it: a number that the domain rounds to 0 is 0."""
+    return constant(operation.attrs.get(key, 1), domain_of(operation))
 
 
 def _dtype(operand: object) -> str | None:

@@ -11,12 +11,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainkernel.errors import ProgramError
 from trainkernel.ir import InputSpec, Item, Loop, Operand, Operation, Program, ScalarSpec, TensorSpec, validate
 from trainkernel.ops import OPS
+from trainkernel.validation import check_call
+
+
+def _default_dtype(op: str, operands: Sequence[Operand]) -> str:
+    """The dtype of a result for which none is given; see ``ProgramBuilder.op``."""
+    values = operands[1:] if op == "where" else operands
+    dtypes = [operand.dtype for operand in values if isinstance(operand, TensorSpec)]
+    floats = [dtype for dtype in dtypes if dtype not in ("bool", "int32")]
+    all_bool = len(dtypes) == len(values) > 0 and set(dtypes) == {"bool"}
+    return floats[0] if floats else "bool" if all_bool else "float32"
+
+
+def _natural_shapes(
+    op: str, operands: Sequence[Operand], attrs: Mapping[str, Any], name: str
+) -> tuple[tuple[int, ...], ...]:
+    """The output shapes that an op gives, as ``validate`` will check them."""
+    try:
+        check_call(OPS[op], operands, attrs)
+        return OPS[op].shape([operand.shape if isinstance(operand, TensorSpec) else () for operand in operands], attrs)
+    except ProgramError as error:
+        raise ProgramError(
+            f"{error}\n  in operation {name!r}: {Operation(name, op, tuple(operands), (), attrs)}"
+        ) from None
 
 
 def _check_shape(shape: object, where: str) -> None:
@@ -78,7 +101,9 @@ class ProgramBuilder:
             Output shape; the op's natural shape if left out. Where the op has an attribute of this
             name, the attribute.
         dtype : str, optional
-            Output dtype; that of the first tensor operand if left out, else float32.
+            Output dtype; if left out, that of the first floating-point operand whose value may
+            become the result's (so not the condition of ``where``), else bool if all those are, else
+            float32.
         name : str, optional
             Buffer name, made unique by a suffix.
         **attrs
@@ -88,7 +113,7 @@ class ProgramBuilder:
         Raises
         ------
         ProgramError
-            For an unknown op or operand shapes that do not fit; ``build`` checks the rest.
+            For an unknown op, or operands or attributes that do not fit it.
         """
         return self.multi(op, *operands, shape=shape, dtype=dtype, name=name, **attrs)[0]
 
@@ -108,11 +133,9 @@ class ProgramBuilder:
             _check_shape(shape, f"op {op!r}")
         if shape is not None and "shape" in OPS[op].attrs:
             attrs, shape = {**attrs, "shape": tuple(shape)}, None
-        tensors = [operand for operand in operands if isinstance(operand, TensorSpec)]
-        operand_shapes = [operand.shape if isinstance(operand, TensorSpec) else () for operand in operands]
-        natural = OPS[op].shape(operand_shapes, attrs)
+        natural = _natural_shapes(op, operands, attrs, name or op)
         shapes = natural if shape is None else tuple(tuple(shape) for _ in natural)
-        out_dtype = dtype or (tensors[0].dtype if tensors else "float32")
+        out_dtype = dtype or _default_dtype(op, operands)
         specs = tuple(TensorSpec.dense(self._unique(name or op), out_shape, out_dtype) for out_shape in shapes)
         output = specs[0] if len(specs) == 1 else specs
         self._items.append(Operation(specs[0].buffer, op, operands, output, attrs))

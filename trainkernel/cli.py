@@ -240,7 +240,7 @@ def stage_estimates(schedule: Any, plan: Any, indent: str = "") -> list[str]:
         lines.append(f"{indent}stage {number}: at least {stage_us:.2f} us{barrier}: {names}")
         for task in stage.tasks:
             if task.loop is not None:
-                body = plan.loops[task.loop.loop.name]
+                body = plan.loops[task.loop.name]
                 lines.append(f"{indent}  body of {task.name}, {task.loop.loop.length} times:")
                 lines += stage_estimates(task.loop.schedule, body, indent + "    ")
     return [*lines, f"{indent}together at least {total_us:.2f} us"]

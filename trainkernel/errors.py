@@ -8,6 +8,14 @@ device, a compiler or a launch are also ``RuntimeError``, so that callers can ca
 from __future__ import annotations
 
 
+def show(value: object) -> str:
+    """``repr`` for messages and printed programs, also where Python refuses to print a very long int."""
+    try:
+        return repr(value)
+    except ValueError:
+        return f"<{type(value).__name__} too long to print>"
+
+
 class TrainkernelError(Exception):
     """Base of every error raised by trainkernel."""
 

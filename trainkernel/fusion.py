@@ -4,7 +4,8 @@ Three ways to avoid storing a value, tried in this order for each pointwise oper
 
 1. *epilogue*: it continues a product's or reduction's result element by element, and everything
    else it reads is there before: it runs in that task, on the value in a register;
-2. *inlining*: each consumer evaluates it at the elements it reads;
+2. *inlining*: each consumer evaluates it at the elements it reads, unless that would nest
+   values, or the index expressions of views of views, without bound;
 3. *group*: it continues pointwise tasks of the same element count: one task computes all of
    them, each element in one thread.
 
@@ -18,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trainkernel.access import Access, AccessWalker, ReductionSpace, scatter_coordinates
+from trainkernel.arithmetic import scale_of
 from trainkernel.indexing import Index, delinearize, variable
 from trainkernel.ir import Item, Loop, Operation, Program, TensorSpec
 from trainkernel.lowering import INTERNAL_KINDS
@@ -30,6 +32,10 @@ _EVALUATIONS_PER_US = 7.0e6
 _MAX_SINGLE_USE_US = 1.5
 _MAX_RECOMPUTE_US = 0.5
 _MAX_CHAIN_COST = 200.0
+# Python recurses through nested values, and an index of views that do not cancel grows by a
+# factor with each of them.
+_MAX_INLINED_DEPTH = 32
+_MAX_INDEX_CHARACTERS = 300
 _PARTIALS_ROOTS = ("product_partials", "reduce_partials", "scatter_partials")
 
 
@@ -84,7 +90,7 @@ def form_tasks(program: Program, target: Target, options: Options) -> FusedProgr
     must_store = {spec.buffer for spec in program.outputs}
     for item in live:
         if isinstance(item, Loop):
-            must_store.update(spec.buffer for spec in item.inputs)
+            must_store.update(spec.buffer for spec in item.inputs if spec.num_elements)
     former = _Former(program, options, _may_inline(program, live, must_store, target, options))
     for item in live:
         former.add(item)
@@ -200,11 +206,11 @@ class _Former:
         operands = [spec.buffer for item in program.operations for spec in item.tensor_inputs]
         self._shared = {buffer for buffer, positions in Counter(operands).items() if positions > 1}
         self.inlined: dict[str, Operation] = {}
+        self._depths: dict[str, int] = {}
 
     def add(self, item: Item) -> None:
         if isinstance(item, Loop):
-            reads = [Access(spec.buffer, Index()) for spec in item.inputs]
-            self._open(TaskDraft("loop", self._level(reads) + 1, 0, loop=item))
+            self._open(TaskDraft("loop", self._level(_loop_accesses(item)) + 1, 0, loop=item))
         elif kind_of(item) == "pointwise":
             self._add_pointwise(item)
         else:
@@ -238,10 +244,10 @@ class _Former:
         assert isinstance(a, TensorSpec) and isinstance(b, TensorSpec)
         batch = (variable("batch", a.shape[0]),) if a.ndim == 3 else ()
         m, n, k = variable("m", a.shape[-2]), variable("n", b.shape[-1]), variable("k", a.shape[-1])
-        if a.shape[-1] and operation.attrs.get("alpha", 1) != 0:
+        if a.shape[-1] and scale_of(operation, "alpha") != 0:
             found += walker.operand(a, (*batch, m, k))
             found += walker.operand(b, (*batch, k, n))
-        if operation.attrs.get("beta", 1) != 0:
+        if scale_of(operation, "beta") != 0:
             for spec in bias:
                 found += walker.operand(spec, (m, n))
         return found
@@ -276,10 +282,16 @@ class _Former:
             for access in accesses
             if self._home.get(access.buffer) in latest
         ) and all(draft.num_elements == out.num_elements for draft in latest)
+        depth = 1 + max((self._depths.get(spec.buffer, 0) for spec in operation.tensor_inputs), default=0)
+        nests = depth <= _MAX_INLINED_DEPTH and all(
+            len(str(access.index)) <= _MAX_INDEX_CHARACTERS for access in accesses
+        )
+        shared = out.buffer in self._shared and self._groups(latest, same_element)
         if latest and same_element and self._joins_root(latest):
             self._join(latest, operation)
-        elif out.buffer in self._may_inline and not (out.buffer in self._shared and self._groups(latest, same_element)):
+        elif out.buffer in self._may_inline and nests and not shared:
             self.inlined[out.buffer] = operation
+            self._depths[out.buffer] = depth
         elif self._groups(latest, same_element):
             self._join(latest, operation)
         else:
@@ -324,7 +336,7 @@ class _Former:
 
     def _collect(self, draft: TaskDraft) -> None:
         if draft.loop is not None:
-            draft.accesses = [Access(spec.buffer, Index()) for spec in draft.loop.inputs]
+            draft.accesses = _loop_accesses(draft.loop)
             return
         walker = AccessWalker(self.inlined)
         rooted = self._root_accesses(draft.root, walker) if draft.root is not None else []
@@ -338,6 +350,11 @@ class _Former:
         moved |= {access.buffer for access in rooted}
         draft.accesses = list(dict.fromkeys(rooted + foreign))
         draft.identity = {access.buffer for access in foreign} - moved
+
+
+def _loop_accesses(loop: Loop) -> list[Access]:
+    """The buffers that a loop reads; an empty one has no element to read, and no storage."""
+    return [Access(spec.buffer, Index()) for spec in loop.inputs if spec.num_elements]
 
 
 def _product(shape: tuple[int, ...], dims: tuple[int, ...]) -> int:

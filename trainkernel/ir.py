@@ -23,6 +23,10 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from trainkernel.dtypes import DTYPES
+from trainkernel.errors import show
+
+MAX_LENGTH = 2**31 - 1
+"""The most steps of a Loop."""
 
 
 def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -33,6 +37,10 @@ def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
+
+
+def _dims(values: tuple[int, ...]) -> str:
+    return ",".join(show(value) for value in values)
 
 
 def _short(dtype: str) -> str:
@@ -69,7 +77,7 @@ class TensorSpec:
     @property
     def is_dense(self) -> bool:
         """Whether the elements lie in row-major order without gaps (size-1 dims aside)."""
-        if len(self.shape) != len(self.strides):
+        if len(self.shape) != len(self.strides) or not all(isinstance(size, int) for size in self.shape):
             return False  # refused by validate, which must be able to print it
         pairs = zip(self.shape, self.strides, dense_strides(self.shape), strict=True)
         return self.num_elements == 0 or all(size == 1 or got == need for size, got, need in pairs)
@@ -109,12 +117,11 @@ class TensorSpec:
         return TensorSpec(self.buffer, tuple(shape), dense_strides(tuple(shape)), self.offset, self.dtype)
 
     def __str__(self) -> str:
-        dims = ",".join(str(size) for size in self.shape)
-        text = f"{self.buffer}: {_short(self.dtype)}[{dims}]"
+        text = f"{self.buffer}: {_short(self.dtype)}[{_dims(self.shape)}]"
         if not self.is_dense or self.offset:
-            text += f" strides ({','.join(str(s) for s in self.strides)})"
+            text += f" strides ({_dims(self.strides)})"
         if self.offset:
-            text += f" offset {self.offset}"
+            text += f" offset {show(self.offset)}"
         return text
 
 
@@ -175,7 +182,7 @@ class Operation:
     def __str__(self) -> str:
         results = ", ".join(str(spec) for spec in self.outputs)
         operands = "".join(f" {format_operand(operand)}" for operand in self.inputs)
-        attrs = "".join(f" {key}={value!r}" for key, value in sorted(self.attrs.items()))
+        attrs = "".join(f" {key}={show(self.attrs[key])}" for key in sorted(self.attrs, key=str))
         return f"{results} = {self.op}{operands}{attrs}"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -221,7 +228,8 @@ class Loop:
         results = ", ".join(str(spec) for spec in self.outputs)
         operands = "".join(f" {format_operand(operand)}" for operand in self.inputs)
         order = " reverse" if self.reverse else ""
-        head = f"{results} = loop {self.length}{order} carry={self.num_carry} xs={self.num_xs}{operands}"
+        length = self.length if isinstance(self.length, str) else show(self.length)
+        head = f"{results} = loop {length}{order} carry={show(self.num_carry)} xs={show(self.num_xs)}{operands}"
         body = "\n".join("    " + line for line in str(self.body).splitlines())
         return f"{head}\n{body}"
 
@@ -283,16 +291,38 @@ class Program:
         return "\n".join(lines)
 
 
+def length_limits(program: Program) -> dict[str, int]:
+    """The most steps that each scalar input used as a Loop's length, at any depth, may ask for."""
+    limits: dict[str, int] = {}
+
+    def visit(items: tuple[Item, ...], names: Mapping[str, str]) -> None:
+        for item in items:
+            if not isinstance(item, Loop):
+                continue
+            if isinstance(item.length, str) and item.length in names:
+                stacked = item.inputs[len(item.inputs) - item.num_xs :] + item.outputs[item.num_carry :]
+                room = min((spec.shape[0] for spec in stacked), default=MAX_LENGTH)
+                name = names[item.length]
+                limits[name] = min(room, limits.get(name, MAX_LENGTH))
+            inner = {
+                spec.buffer: names[operand.buffer]
+                for spec, operand in zip(item.body.inputs, item.inputs, strict=True)
+                if operand.buffer in names
+            }
+            visit(item.body.operations, inner)
+
+    visit(program.operations, {spec.buffer: spec.buffer for spec in program.scalar_inputs})
+    return limits
+
+
 def format_operand(operand: Operand) -> str:
     """An operand as programs print it: a buffer name, with its view where it is not plain."""
     if not isinstance(operand, TensorSpec):
-        return repr(operand)
+        return show(operand)
     if operand.is_dense and operand.offset == 0:
         return operand.buffer
-    dims = ",".join(str(size) for size in operand.shape)
-    strides = ",".join(str(stride) for stride in operand.strides)
-    offset = f"+{operand.offset}" if operand.offset else ""
-    return f"{operand.buffer}{offset}[{dims}:{strides}]"
+    offset = f"+{show(operand.offset)}" if operand.offset else ""
+    return f"{operand.buffer}{offset}[{_dims(operand.shape)}:{_dims(operand.strides)}]"
 
 
 def validate(program: Program) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainkernel.arithmetic import domain_of
+from trainkernel.arithmetic import domain_of, scale_of
 from trainkernel.ir import Item, Operation, Program, TensorSpec
 from trainkernel.options import Options
 from trainkernel.passes import map_bodies
@@ -57,14 +57,14 @@ def _partials_spec(operation: Operation, count: int, taken: set[str]) -> TensorS
 
 def _lower_product(operation: Operation, target: Target, options: Options, taken: set[str]) -> list[Item]:
     plan = plan_product(operation, target, options)
-    if plan.split == 1 or operation.attrs.get("alpha", 1) == 0:
+    if plan.split == 1 or scale_of(operation, "alpha") == 0:
         return [operation]
     *bias, a, b = operation.inputs
     out = operation.outputs[0]
     partials = _partials_spec(operation, plan.split, taken)
     first = Operation(operation.name, "product_partials", (a, b), partials, {"chunk": plan.chunk}, operation.location)
     attrs = {"reduce": "sum", **operation.attrs}
-    if operation.attrs.get("beta", 1) == 0:
+    if scale_of(operation, "beta") == 0:
         bias = []
     second = Operation(operation.name, "combine_partials", (partials, *bias), out, attrs, operation.location)
     return [first, second]

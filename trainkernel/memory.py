@@ -36,7 +36,7 @@ class MemoryPlan:
     Attributes
     ----------
     entries : mapping of buffer name to ArenaEntry
-    loops : mapping of loop name to the plan of its body
+    loops : mapping of a loop's task name, which is its own, to the plan of its body
     barriers : tuple of bool
         Whether a grid barrier stands before each stage.
     back_edge : bool
@@ -114,7 +114,7 @@ class Frame:
     def inside(self, loop: LoopSchedule, plan: MemoryPlan | None = None) -> Frame:
         """The frame of a loop's body."""
         declared = {spec.buffer: spec for spec in loop.schedule.program.buffers()}
-        body_plan = self.plan.loops[loop.loop.name] if plan is None else plan
+        body_plan = self.plan.loops[loop.name] if plan is None else plan
         return Frame(loop.schedule, body_plan, self, loop.loop, self.depth + 1, declared)
 
     @property
@@ -285,7 +285,7 @@ def _layout(schedule: Schedule, base: int) -> MemoryPlan:
             size = _layout(task.loop.schedule, 0).end_bytes
             live = [*entries.values()]
             start = _best_fit(live, size, number, number, base)
-            loops[task.loop.loop.name] = _layout(task.loop.schedule, start)
+            loops[task.loop.name] = _layout(task.loop.schedule, start)
             end = max(end, start + size)
     return MemoryPlan(entries, loops, (), False, end)
 
@@ -310,7 +310,7 @@ def _best_fit(entries: object, size: int, first: int, last: int, base: int) -> i
 def _ends_with_barrier(stage: Stage, plans: Mapping[str, MemoryPlan]) -> bool:
     """Whether a stage is a loop whose every iteration ends with a barrier."""
     loops = [task.loop for task in stage.tasks if task.loop is not None]
-    return len(loops) == len(stage.tasks) == 1 and plans[loops[0].loop.name].back_edge
+    return len(loops) == len(stage.tasks) == 1 and plans[loops[0].name].back_edge
 
 
 def _with_barriers(frame: Frame) -> MemoryPlan:
@@ -320,7 +320,7 @@ def _with_barriers(frame: Frame) -> MemoryPlan:
         for task in stage.tasks:
             if task.loop is not None:
                 inner = frame.inside(task.loop)
-                loops[task.loop.loop.name] = _with_barriers(inner)
+                loops[task.loop.name] = _with_barriers(inner)
     barriers = []
     pending = Footprint()
     head: Footprint | None = None

@@ -116,6 +116,28 @@ def remove_identity_casts(program: Program) -> Program:
     return map_bodies(program, remove_identity_casts)
 
 
+def remove_empty_loops(program: Program) -> Program:
+    """Replace each Loop that takes no step: its carries are their initial values, all else is empty."""
+    items: list[Item] = []
+    for item in program.operations:
+        if isinstance(item, Loop) and _takes_no_step(item):
+            carries = zip(item.outputs[: item.num_carry], item.inputs[item.num_constants :], strict=False)
+            items += [Operation(out.buffer, "cast", (start,), out, {}, item.location) for out, start in carries]
+            stacked = item.outputs[item.num_carry :]
+            items += [Operation(out.buffer, "full", (), out, {"value": 0}, item.location) for out in stacked]
+        else:
+            items.append(item)
+    return map_bodies(replace(program, operations=tuple(items)), remove_empty_loops)
+
+
+def _takes_no_step(loop: Loop) -> bool:
+    """Whether the length is 0, or dynamic with stacked tensors that have no room for a step."""
+    if isinstance(loop.length, int):
+        return loop.length == 0
+    stacked = loop.inputs[len(loop.inputs) - loop.num_xs :] + loop.outputs[loop.num_carry :]
+    return any(spec.shape[0] == 0 for spec in stacked)
+
+
 def materialize_loop_operands(program: Program) -> Program:
     """Copy each Loop operand whose strides are not those that the body's input declares."""
     taken = {spec.buffer for spec in program.buffers()}
@@ -170,6 +192,7 @@ def _copy_operand(
 def normalize(program: Program) -> Program:
     """All passes that ``generate`` runs before it plans products, in order."""
     program = eliminate_dead(program)
+    program = remove_empty_loops(program)
     program = canonicalize_transposed_mm(program)
     program = remove_identity_casts(program)
     program = materialize_loop_operands(program)

@@ -8,10 +8,10 @@ write-after-read; a task's stage is its longest path.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from trainkernel.errors import VerificationError
+from trainkernel.errors import ProgramError, VerificationError
 from trainkernel.fusion import FusedProgram, TaskDraft, form_tasks
 from trainkernel.ir import Loop, Operation, Program, ScalarSpec, TensorSpec
 from trainkernel.lowering import lower
@@ -32,6 +32,7 @@ from trainkernel.schedule import (
 from trainkernel.target import Target
 
 _MAX_ELEMENTS_PER_THREAD = 4
+_MAX_PIECES = 2**31 - 2**20
 
 
 def build_schedule(program: Program, target: Target, options: Options, inplace_outputs: Mapping[int, int]) -> Schedule:
@@ -178,7 +179,7 @@ class _Graph:
         names = tuple(spec.buffer for spec in loop.outputs)
         return Task(
             kind="loop",
-            name=names[0] if names else loop.name,
+            name=names[0],
             stores=names,
             reads=draft.reads,
             loop=LoopSchedule(replace(loop, body=body), schedule),
@@ -247,6 +248,8 @@ class _Graph:
             return False
         for reader in readers:
             self._edge(reader, writer)
+        if self._drafts[writer].loop is not None and target.buffer in writer.reads:
+            self._no_init.add(spec.buffer)
         self.places[spec.buffer] = InputPlace(input_index)
         self.direct_outputs += 1
         self.direct_state_commits += 1
@@ -263,10 +266,7 @@ class _Graph:
             return True
         if spec.buffer not in carry or reads != [loop.num_constants + carry.index(spec.buffer)]:
             return False
-        if not whole_buffer(loop.inputs[reads[0]], self._declared[state]):
-            return False
-        self._no_init.add(spec.buffer)
-        return True
+        return whole_buffer(loop.inputs[reads[0]], self._declared[state])
 
     def _initialise_loops(self) -> None:
         """Copy each carry's initial value into the carry's storage, unless it is that storage."""
@@ -324,6 +324,7 @@ class _Graph:
             tasks = [node.task for node in by_level[level]]
             side_by_side = tuple(task for task in tasks if task.loop is None and task.num_pieces)
             if side_by_side:
+                _check_pieces(side_by_side)
                 stages.append(Stage(side_by_side))
             stages += [Stage((task,)) for task in tasks if task.loop is not None]
         return tuple(stages)
@@ -342,6 +343,18 @@ class _Graph:
         if len(levels) != len(self._nodes):
             raise VerificationError("the task graph has a cycle")
         return levels
+
+
+def _check_pieces(tasks: Sequence[Task]) -> None:
+    """Refuse a stage whose pieces an int does not count; blocks step over them by the grid's size."""
+    if sum(task.num_pieces for task in tasks) <= _MAX_PIECES:
+        return
+    largest = max(tasks, key=lambda task: task.num_pieces)
+    operations = "; ".join(str(operation) for operation in largest.operations) or str(largest)
+    raise ProgramError(
+        f"the work is cut into more than {_MAX_PIECES} pieces, most of them by task {largest.name!r} "
+        f"({largest.num_pieces} pieces); reduce its tensors\n  in operation: {operations}"
+    )
 
 
 def stage_carried_inputs(loop: Loop) -> Program:

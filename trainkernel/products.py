@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from trainkernel.arithmetic import domain_of
+from trainkernel.arithmetic import domain_of, scale_of
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.ops import reduced_dims, wrap_dim
 from trainkernel.options import Options
@@ -111,7 +111,7 @@ def plan_product(operation: Operation, target: Target, options: Options) -> Prod
     batch = a.shape[0] if a.ndim == 3 else 1
     threads = options.threads
     skew = 16 if options.shared_skew is None else options.shared_skew
-    if operation.attrs.get("alpha", 1) == 0:
+    if scale_of(operation, "alpha") == 0:
         return _thin(batch, m, n, 0, target, threads, skew)
     if domain_of(operation) != "float32":
         return _thin(batch, m, n, k, target, threads, skew)

@@ -7,15 +7,16 @@ and rounded once to its output's dtype; ``trainkernel.ops.domains`` says how.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import index
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainkernel.dtypes import DTYPES, name_of_numpy
-from trainkernel.errors import ArgumentError
+from trainkernel.errors import ArgumentError, show
 from trainkernel.ir import Loop, Operation, Program, ScalarSpec, TensorSpec, validate
-from trainkernel.ops import OPS
+from trainkernel.ops import OPS, to_float32
 from trainkernel.ops.domains import constant, convert, domain_of_dtype, domain_of_operand, load, operation_domain
 
 Flat = NDArray[Any]
@@ -55,8 +56,11 @@ def _input_buffer(position: int, spec: TensorSpec | ScalarSpec, value: Any) -> F
     """The input as a flat buffer in which the spec's own strides and offset find its elements."""
     dtype = DTYPES[spec.dtype].numpy
     if isinstance(spec, ScalarSpec):
-        return np.asarray(value, dtype=dtype).reshape(1)
-    array = np.asarray(value)
+        return np.array([_scalar_value(position, spec, value)], dtype)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:  # rows of different lengths
+        raise ArgumentError(f"input {position} ({spec.buffer!r}): {error}") from None
     if array.shape != spec.shape or array.dtype != dtype:
         raise ArgumentError(
             f"input {position} ({spec.buffer!r}): got {array.dtype}{list(array.shape)}, "
@@ -66,6 +70,19 @@ def _input_buffer(position: int, spec: TensorSpec | ScalarSpec, value: Any) -> F
     if array.size:
         _view(flat, spec)[...] = array
     return flat
+
+
+def _scalar_value(position: int, spec: ScalarSpec, value: Any) -> int | np.float32:
+    """The number given for a scalar input, in the range of its dtype."""
+    if not isinstance(value, (str, bytes)):
+        try:
+            if spec.dtype == "float32":
+                return to_float32(float(value))
+            if -(2**31) <= index(value) < 2**31:
+                return index(value)
+        except (TypeError, ValueError, OverflowError):
+            pass  # refused below
+    raise ArgumentError(f"input {position} ({spec.buffer!r}): got {show(value)}, needs a number of dtype {spec.dtype}")
 
 
 def _view(flat: Flat, spec: TensorSpec) -> NDArray[Any]:

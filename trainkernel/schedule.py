@@ -141,6 +141,11 @@ class LoopSchedule:
     loop: Loop
     schedule: Schedule
 
+    @property
+    def name(self) -> str:
+        """The first output's buffer: two loops may have one ``Loop.name``, never one buffer."""
+        return self.loop.outputs[0].buffer
+
 
 @dataclass(frozen=True)
 class Schedule:

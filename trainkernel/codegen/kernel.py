@@ -12,7 +12,7 @@ from trainkernel.codegen.host_entry import HostEntryDescription, HostScalar, Hos
 from trainkernel.codegen.tasks import emit_task, emit_uniform
 from trainkernel.codegen.text import comment
 from trainkernel.dtypes import DTYPES
-from trainkernel.ir import Item, Loop, Program, ScalarSpec, TensorSpec
+from trainkernel.ir import Loop, Program, ScalarSpec, TensorSpec, length_limits
 from trainkernel.memory import Frame, MemoryPlan, Storage
 from trainkernel.products import ProductPlan
 from trainkernel.schedule import Schedule, Stage, Task
@@ -70,7 +70,7 @@ def layout_parameters(program: Program, inplace_outputs: Mapping[int, int]) -> P
     ]
     uses_table = len(slots) > MAX_DIRECT_SLOTS
     offset = 16 + 8 * (1 if uses_table else len(slots))
-    lengths = _length_limits(program)
+    lengths = length_limits(program)
     scalars = []
     for index, scalar in enumerate(program.inputs):
         if isinstance(scalar, ScalarSpec):
@@ -81,30 +81,6 @@ def layout_parameters(program: Program, inplace_outputs: Mapping[int, int]) -> P
 
 def _itemsize(dtype: str) -> int:
     return DTYPES[dtype].itemsize_bytes
-
-
-def _length_limits(program: Program) -> dict[str, int]:
-    """The most steps that each scalar used as a loop's length may ask for."""
-    limits: dict[str, int] = {}
-
-    def visit(items: tuple[Item, ...], names: Mapping[str, str]) -> None:
-        for item in items:
-            if not isinstance(item, Loop):
-                continue
-            if isinstance(item.length, str) and item.length in names:
-                stacked = item.inputs[len(item.inputs) - item.num_xs :] + item.outputs[item.num_carry :]
-                room = min((spec.shape[0] for spec in stacked), default=2**31 - 1)
-                name = names[item.length]
-                limits[name] = min(room, limits.get(name, 2**31 - 1))
-            inner = {
-                spec.buffer: names[operand.buffer]
-                for spec, operand in zip(item.body.inputs, item.inputs, strict=True)
-                if operand.buffer in names
-            }
-            visit(item.body.operations, inner)
-
-    visit(program.operations, {spec.buffer: spec.buffer for spec in program.scalar_inputs})
-    return limits
 
 
 # ---------------------------------------------------------------------------- the kernel body

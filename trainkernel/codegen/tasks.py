@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trainkernel.access import AccessWalker, ReductionSpace
-from trainkernel.arithmetic import domain_of
+from trainkernel.arithmetic import domain_of, scale_of
 from trainkernel.codegen.conversions import C_TYPES, register_type, store
 from trainkernel.codegen.scans import emit_scan, scan_shared_bytes, scatter_sum
 from trainkernel.codegen.text import INDENT, block, comment, function_object
@@ -372,7 +372,7 @@ class _TaskEmitter:
         """From the accumulated ``sum`` to the product's value in a register."""
         out = root.outputs[0]
         values = ValueScope(self.scope, {}, None)
-        bias = root.inputs[:-2] if root.attrs.get("beta", 1) != 0 else ()
+        bias = root.inputs[:-2] if scale_of(root, "beta") != 0 else ()
         name = self.scope.fresh(out.buffer)
         text = self.scope.rounded(values.scaled("sum", root, bias, coordinates), domain_of(root), out.dtype)
         return [*values.lines, self.scope.declaration(name, out.dtype, text)], {out.buffer: name}
@@ -383,7 +383,7 @@ class _TaskEmitter:
         return lines + self._epilogue(registers, element)
 
     def _depth(self, plan: ProductPlan, root: Operation) -> int:
-        return 0 if root.attrs.get("alpha", 1) == 0 else plan.k
+        return 0 if scale_of(root, "alpha") == 0 else plan.k
 
     def _thin(self, plan: ProductPlan, root: Operation) -> list[str]:
         self.templates.add("product_vector")

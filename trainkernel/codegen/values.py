@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from trainkernel.access import operand_index
-from trainkernel.arithmetic import domain_of, operand_domains
+from trainkernel.arithmetic import domain_of, operand_domains, scale_of
 from trainkernel.codegen.conversions import C_TYPES, loaded, operand_in, register_type, rounded
 from trainkernel.codegen.indexed import emit_indexed
 from trainkernel.dtypes import DTYPES
 from trainkernel.indexing import ZERO, Index, delinearize, variable
 from trainkernel.ir import Operand, Operation, TensorSpec
 from trainkernel.memory import Frame, Storage
-from trainkernel.ops import OPS, literal, to_float32
+from trainkernel.ops import OPS, literal
 
 PointerText = Callable[[Storage], str]
 
@@ -249,7 +249,7 @@ class ValueScope:
         attrs = operation.attrs
         if attrs.get("divisor", 1) != 1:
             return f"__fdiv_rn({total}, {literal(attrs['divisor'], domain)})"
-        alpha, beta = to_float32(attrs.get("alpha", 1)), to_float32(attrs.get("beta", 1))
+        alpha, beta = scale_of(operation, "alpha"), scale_of(operation, "beta")
         if not bias or beta == 0:
             return total if alpha == 1 else f"__fmul_rn({literal(float(alpha), domain)}, {total})"
         term = self.operand(bias[0], coordinates)

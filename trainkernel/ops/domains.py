@@ -172,7 +172,8 @@ def convert(value: NDArray[Any], domain: str, dtype: str) -> NDArray[Any]:
     if domain == "float32" and domain_of_dtype(dtype) != "float32":
         value = value.astype(np.float32).astype(np.float64)
     if dtype == "bool":
-        return np.asarray(value != 0)
+        # What float32 rounds to zero is zero: no device holds a result of a wider range to ask.
+        return np.asarray((value.astype(np.float32) if domain == "float32" else value) != 0)
     if numpy_dtype.kind in "iu" and value.dtype.kind == "f":
         return _truncate(value, numpy_dtype)
     return round_once(value, numpy_dtype)

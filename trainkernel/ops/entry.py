@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from trainkernel.errors import ProgramError
+from trainkernel.errors import ProgramError, show
 from trainkernel.ops.domains import to_float32
 
 Array = NDArray[Any]
@@ -178,14 +178,14 @@ def literal(value: float, domain: str) -> str:
 
 
 def check_number(value: Any) -> str | None:
-    return None if is_number(value) else f"must be a Python int or float, got {value!r}"
+    return None if is_number(value) else f"must be a Python int or float, got {show(value)}"
 
 
 def check_optional_dims(value: Any) -> str | None:
     if value is None:
         return None
     if not isinstance(value, (tuple, list)) or not all(isinstance(d, int) and not isinstance(d, bool) for d in value):
-        return f"must be None or a tuple of ints, got {value!r}"
+        return f"must be None or a tuple of ints, got {show(value)}"
     return None
 
 
@@ -202,20 +202,20 @@ def check_dims(value: Any) -> str | None:
 def check_dim(value: Any) -> str | None:
     """One int."""
     is_int = isinstance(value, int) and not isinstance(value, bool)
-    return None if is_int else f"must be an int, got {value!r}"
+    return None if is_int else f"must be an int, got {show(value)}"
 
 
 def check_sizes(value: Any) -> str | None:
     """A tuple of ints that are not negative."""
     message = check_dims(value)
     if message is None and any(size < 0 for size in value):
-        return f"must hold ints >= 0, got {value!r}"
+        return f"must hold ints >= 0, got {show(value)}"
     return message
 
 
 def check_flag(value: Any) -> str | None:
     """A bool."""
-    return None if isinstance(value, bool) else f"must be True or False, got {value!r}"
+    return None if isinstance(value, bool) else f"must be True or False, got {show(value)}"
 
 
 def wrap_dim(dim: int, ndim: int) -> int:
@@ -233,7 +233,7 @@ def wrap_dim(dim: int, ndim: int) -> int:
 
 def check_comparison(value: Any) -> str | None:
     known = isinstance(value, str) and value in COMPARISONS
-    return None if known else f"must be one of {', '.join(COMPARISONS)}, got {value!r}"
+    return None if known else f"must be one of {', '.join(COMPARISONS)}, got {show(value)}"
 
 
 NUMBER = {
@@ -252,10 +252,14 @@ def broadcast_shapes(shapes: Sequence[Shape]) -> Shape:
     ProgramError
         If the shapes do not broadcast together.
     """
-    try:
-        return tuple(np.broadcast_shapes(*shapes))
-    except ValueError:
-        raise ProgramError(f"operand shapes {[list(s) for s in shapes]} do not broadcast together") from None
+    ndim = max((len(shape) for shape in shapes), default=0)
+    result = []
+    for place in range(-ndim, 0):
+        sizes = {shape[place] for shape in shapes if len(shape) >= -place} - {1}
+        if len(sizes) > 1:
+            raise ProgramError(f"operand shapes {[list(s) for s in shapes]} do not broadcast together")
+        result.append(sizes.pop() if sizes else 1)
+    return tuple(result)
 
 
 def broadcasts_to(shape: Shape, target: Shape) -> bool:
@@ -285,10 +289,10 @@ def reduced_dims(shape: Shape, attrs: Attrs) -> tuple[int, ...]:
     wrapped = []
     for dim in dims:
         if not -len(shape) <= dim < len(shape):
-            raise ProgramError(f"reduction dim {dim} is out of range for shape {list(shape)}")
+            raise ProgramError(f"reduction dim {show(dim)} is out of range for shape {list(shape)}")
         wrapped.append(dim % len(shape))
     if len(set(wrapped)) != len(wrapped):
-        raise ProgramError(f"reduction dims {tuple(dims)} name a dim twice for shape {list(shape)}")
+        raise ProgramError(f"reduction dims {show(tuple(dims))} name a dim twice for shape {list(shape)}")
     return tuple(sorted(wrapped))
 
 
