@@ -173,6 +173,7 @@ def check_arguments(
     ArgumentError
         Naming the argument, what was got and what is needed.
     """
+    check_sequence("inputs", inputs)
     if len(inputs) != len(signature.inputs):
         names = ", ".join(_name(need) for need in signature.inputs)
         raise ArgumentError(f"got {len(inputs)} inputs, needs {len(signature.inputs)}: {names}")
@@ -188,6 +189,17 @@ def check_arguments(
     return CheckedArguments(views, scalars, given)
 
 
+def check_sequence(what: str, values: Any) -> None:
+    """Refuse what is no list of arguments, such as a single array.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    if not isinstance(values, Sequence) or isinstance(values, (str, bytes, bytearray, memoryview)):
+        raise ArgumentError(f"{what}: got {type(values).__name__}, needs a list or tuple with one entry for each")
+
+
 def _check_outputs(
     signature: Signature,
     views: Mapping[int, ArrayView],
@@ -199,6 +211,7 @@ def _check_outputs(
     given = {index: views[target] for index, target in signature.inplace_outputs.items()}
     if outputs is None:
         return given
+    check_sequence("outputs", outputs)
     if len(outputs) != len(signature.outputs):
         names = ", ".join(need.label for need in signature.outputs)
         raise ArgumentError(f"got {len(outputs)} outputs, needs {len(signature.outputs)}: {names}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trainkernel.arguments import CheckedArguments, Signature, check_arguments, signature_of
+from trainkernel.arguments import CheckedArguments, Signature, check_arguments, check_sequence, signature_of
 from trainkernel.errors import ArgumentError, CompileError, DeviceError
 from trainkernel.ir import Program
 from trainkernel.runtime.build import build_cubin
@@ -16,6 +16,7 @@ from trainkernel.runtime.dlpack import as_numpy, framework_of
 from trainkernel.runtime.export import DeviceArray, allocate, copy_into, deliver, record_use
 from trainkernel.runtime.launch import BoundLaunch, LaunchPlan
 from trainkernel.runtime.module import LoadedKernel, ResourceUsage, load
+from trainkernel.runtime.scalars import find_scalar, scalars_by_key
 from trainkernel.runtime.streams import LEGACY_STREAM, current_stream_getter, current_stream_owner, stream_handle
 
 
@@ -171,6 +172,7 @@ class HostKernel(Kernel):
         return tuple(delivered)
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> HostBound:
+        check_sequence("outputs", outputs)
         return HostBound(self, check_arguments(self._signature, inputs, outputs, device=("cpu", 0)))
 
     def _run(self, checked: CheckedArguments, scalars: Mapping[int, int | float]) -> Sequence[np.ndarray[Any, Any]]:
@@ -201,6 +203,7 @@ class HostBound:
         self._kernel = kernel
         self._checked = checked
         self._scalars = dict(checked.scalars)
+        self._fields = scalars_by_key(kernel._signature.scalars)
 
     def launch(self, stream: Any = None) -> None:
         """Run once on what the bound arrays hold now; done on return."""
@@ -211,12 +214,8 @@ class HostBound:
 
     def set_scalar(self, scalar: str | int, value: Any) -> None:
         """Set a scalar input, by name or input index, for the launches that follow."""
-        for field in self._kernel._signature.scalars:
-            if scalar in (field.name, field.index):
-                self._scalars[field.index] = field.check(value)
-                return
-        known = ", ".join(f"{field.index} '{field.name}'" for field in self._kernel._signature.scalars) or "none"
-        raise ArgumentError(f"no scalar input {scalar!r}; the scalar inputs are: {known}")
+        field = find_scalar(self._fields, scalar)
+        self._scalars[field.index] = field.check(value)
 
     def check(self) -> None:
         """Nothing to wait for: a launch here is done when it returns."""
@@ -286,6 +285,8 @@ class GpuKernel(Kernel):
         )
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> BoundLaunch:
+        check_sequence("inputs", inputs)
+        check_sequence("outputs", outputs)
         framework, _ = _framework_of_first(self._signature, inputs, outputs)
         handle, _ = self._resolve_stream(None, framework)
         checked = check_arguments(self._signature, inputs, outputs, device=("cuda", self._index), stream=handle)

@@ -143,6 +143,8 @@ def _numpy_dtype_name(dtype: np.dtype[Any]) -> str:
 
 
 def _view_numpy(array: np.ndarray[Any, Any]) -> ArrayView:
+    if isinstance(array, np.ma.MaskedArray):
+        raise ArgumentError("got a masked array, whose mask the kernel would ignore; pass .data or .filled(value)")
     if array.dtype.hasobject or array.dtype.itemsize == 0:
         raise ArgumentError(f"got a NumPy array of dtype {array.dtype}, needs one of {', '.join(DTYPES)}")
     itemsize = array.dtype.itemsize
@@ -211,6 +213,17 @@ def _view_jax(array: Any) -> ArrayView:
 
 
 def _view_dlpack(obj: Any, framework: str, stream: int | None) -> ArrayView:
+    try:
+        capsule = _export(obj, framework, stream)
+    except ArgumentError:
+        raise
+    except Exception as error:  # someone else's code: it may raise anything
+        reason = str(error) or type(error).__name__
+        raise ArgumentError(f"got an array of type {type(obj).__name__} that cannot be lent: {reason}") from error
+    return view_capsule(capsule, framework, obj)
+
+
+def _export(obj: Any, framework: str, stream: int | None) -> Any:
     # The device decides what may be asked: on the CPU a stream must not be given.
     device_type, _ = obj.__dlpack_device__()
     if int(device_type) not in _DEVICE_NAMES:
@@ -219,14 +232,10 @@ def _view_dlpack(obj: Any, framework: str, stream: int | None) -> ArrayView:
     if framework == "other" and _DEVICE_NAMES[int(device_type)] == "cuda":
         arguments["stream"] = stream or 1
     try:
-        try:
-            capsule = obj.__dlpack__(**arguments)
-        except TypeError:  # an owner older than max_version
-            del arguments["max_version"]
-            capsule = obj.__dlpack__(**arguments)
-    except (BufferError, RuntimeError, ValueError) as error:
-        raise ArgumentError(f"got an array of type {type(obj).__name__} that cannot be lent: {error}") from error
-    return view_capsule(capsule, framework, obj)
+        return obj.__dlpack__(**arguments)
+    except TypeError:  # an owner older than max_version
+        del arguments["max_version"]
+        return obj.__dlpack__(**arguments)
 
 
 class _DLTensor(ctypes.Structure):
@@ -304,6 +313,8 @@ def view_capsule(capsule: Any, framework: str, exporter: Any) -> ArrayView:
     device_name = _DEVICE_NAMES.get(tensor.device_type)
     if device_name is None:
         raise ArgumentError(f"got an array on DLPack device type {tensor.device_type}, needs the CPU or a CUDA device")
+    if tensor.ndim < 0 or (tensor.ndim > 0 and not tensor.shape):
+        raise ArgumentError(f"got a DLPack array of {tensor.ndim} dimensions without a shape")
     shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
     if tensor.strides:
         strides = tuple(tensor.strides[axis] for axis in range(tensor.ndim))

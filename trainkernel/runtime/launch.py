@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from trainkernel.errors import ArgumentError, LaunchError
+from trainkernel.errors import LaunchError
 from trainkernel.runtime.driver import (
     check,
     describe_status,
@@ -29,7 +29,7 @@ from trainkernel.runtime.driver import (
 )
 from trainkernel.runtime.memory import DeviceMemory, destroy_event
 from trainkernel.runtime.module import LoadedKernel
-from trainkernel.runtime.scalars import ScalarField
+from trainkernel.runtime.scalars import ScalarField, find_scalar, scalars_by_key
 from trainkernel.runtime.streams import LEGACY_STREAM, current_stream_getter, current_stream_owner, stream_handle
 
 HEADER_BYTES = 256
@@ -113,8 +113,7 @@ class BoundLaunch:
         self._kernel_params = (ctypes.c_void_p * 1)(ctypes.addressof(self._params))
         self._kernel_params_address = ctypes.addressof(self._kernel_params)
         struct.pack_into("<QQ", self._params, 0, self._workspace.pointer, plan.barrier_timeout_ns)
-        self._fields = {field.name: field for field in plan.scalars}
-        self._fields_by_index = {field.index: field for field in plan.scalars}
+        self._fields = scalars_by_key(plan.scalars)
         self._pointers: tuple[int, ...] | None = None
         if pointers is not None:
             self._write_pointers(tuple(pointers))
@@ -193,10 +192,7 @@ class BoundLaunch:
             The input's name, or its index among the kernel's inputs.
         value : number
         """
-        field = self._fields.get(scalar) if isinstance(scalar, str) else self._fields_by_index.get(scalar)
-        if field is None:
-            known = ", ".join(f"{field.index} '{field.name}'" for field in self._plan.scalars) or "none"
-            raise ArgumentError(f"no scalar input {scalar!r}; the scalar inputs are: {known}")
+        field = find_scalar(self._fields, scalar)
         struct.pack_into("4s", self._params, field.offset_bytes, field.pack(value))
 
     def launch_with(

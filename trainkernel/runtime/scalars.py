@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,13 @@ from trainkernel.dtypes import dtype_of
 from trainkernel.errors import ArgumentError
 
 INTEGER_DTYPES = frozenset({"int32", "bool"})
+
+
+def _shown(value: Any) -> str:
+    """A value as messages show it: Python refuses to print integers of thousands of digits."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"an integer of {value.bit_length():,} bits"
+    return repr(value)
 
 
 @dataclass(frozen=True)
@@ -53,16 +61,18 @@ class ScalarField:
             if value.ndim != 0:
                 raise ArgumentError(f"{label}: got an array of shape {value.shape}, needs {need}")
             value = value[()]
-        if isinstance(value, np.generic):
-            value = value.item() if not isinstance(value, np.inexact) else float(value)
+        if isinstance(value, np.floating):
+            value = float(value)
+        elif isinstance(value, (np.integer, np.bool_)) and not isinstance(value, np.timedelta64):
+            value = value.item()
         elif type(value).__module__.startswith("ml_dtypes"):  # whose scalars are no np.generic
             value = float(value)
         if self.dtype == "bool":
             if not isinstance(value, bool):
-                raise ArgumentError(f"{label}: got {value!r}, needs True or False")
+                raise ArgumentError(f"{label}: got {_shown(value)}, needs True or False")
             return int(value)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ArgumentError(f"{label}: got {value!r} of type {type(value).__name__}, needs {need}")
+            raise ArgumentError(f"{label}: got {_shown(value)} of type {type(value).__name__}, needs {need}")
         return self._check_integer(label, value) if self.dtype in INTEGER_DTYPES else self._check_float(label, value)
 
     def _check_integer(self, label: str, value: int | float) -> int:
@@ -71,7 +81,7 @@ class ScalarField:
         low = -(2**31) if self.minimum is None else self.minimum
         high = 2**31 - 1 if self.maximum is None else self.maximum
         if not low <= value <= high:
-            raise ArgumentError(f"{label}: got {value}, needs an integer from {low} to {high}")
+            raise ArgumentError(f"{label}: got {_shown(value)}, needs an integer from {low} to {high}")
         return value
 
     def _check_float(self, label: str, value: int | float) -> float:
@@ -84,10 +94,34 @@ class ScalarField:
             rounded = float(np.asarray(number, dtype=np.float64).astype(entry.numpy))
         overflow = math.isinf(rounded) and not (isinstance(value, float) and math.isinf(value))
         if overflow:
-            raise ArgumentError(f"{label}: got {value!r}, which is beyond the range of {self.dtype}")
+            raise ArgumentError(f"{label}: got {_shown(value)}, which is beyond the range of {self.dtype}")
         return rounded
 
     def pack(self, value: Any) -> bytes:
         """The checked value's four bytes."""
         number = self.check(value)
         return struct.pack("<i", number) if self.dtype in INTEGER_DTYPES else struct.pack("<f", number)
+
+
+def scalars_by_key(fields: Iterable[ScalarField]) -> Mapping[str | int, ScalarField]:
+    """The fields by their names and by their input indices, for ``find_scalar``."""
+    found: dict[str | int, ScalarField] = {}
+    for field in fields:
+        found[field.name] = found[field.index] = field
+    return found
+
+
+def find_scalar(fields: Mapping[str | int, ScalarField], scalar: Any) -> ScalarField:
+    """The field that a name or an input index stands for.
+
+    Raises
+    ------
+    ArgumentError
+        If there is none; the message lists those that there are.
+    """
+    is_key = isinstance(scalar, (str, int, np.integer)) and not isinstance(scalar, bool)
+    field = fields.get(scalar) if is_key else None
+    if field is None:
+        known = ", ".join(f"{key} '{field.name}'" for key, field in fields.items() if isinstance(key, int)) or "none"
+        raise ArgumentError(f"no scalar input {scalar!r}; the scalar inputs are: {known}")
+    return field
