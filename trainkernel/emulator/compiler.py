@@ -129,7 +129,11 @@ def find_compiler() -> Compiler | None:
 
 def is_available() -> bool:
     """Whether programs can be emulated on this host."""
-    return find_compiler() is not None and platform.machine().lower() in ("x86_64", "amd64", "aarch64", "arm64")
+    try:
+        found = find_compiler()
+    except CompileError:  # a wrong $CXX, which building anything will tell
+        return False
+    return found is not None and platform.machine().lower() in ("x86_64", "amd64", "aarch64", "arm64")
 
 
 def require_compiler() -> Compiler:
