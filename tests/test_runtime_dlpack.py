@@ -234,6 +234,7 @@ def test_frameworks_are_not_imported() -> None:
 def test_view_prints() -> None:
     array = ArrayView(0, (2, 3), (3, 1), "float32", 4, ("cuda", 1), False, "torch", None)
     assert str(array) == "torch float32[2,3] on cuda:1"
+    assert repr(array) == "ArrayView(torch float32[2,3] on cuda:1 at 0x0)"  # the owner is not printed
 
 
 # Scalars by value.
@@ -249,6 +250,8 @@ def test_view_prints() -> None:
         ("float32", float("inf"), float("inf")),
         ("float32", ml_dtypes.bfloat16(1.5), 1.5),
         ("float32", 0.1, float(np.float32(0.1))),
+        ("float32", 3.4028235677973362e38, float(np.finfo(np.float32).max)),  # just below the rounding to infinity
+        ("bfloat16", 0.1, float(ml_dtypes.bfloat16(0.1))),
         ("int32", 5, 5),
         ("int32", np.int64(-3), -3),
         ("int32", -(2**31), -(2**31)),
@@ -266,6 +269,7 @@ def test_scalars(dtype: str, value: Any, want: float) -> None:
     ("dtype", "value"),
     [
         ("float32", 1e39),
+        ("float32", -3.4028235677973366e38),
         ("float32", 10**400),
         ("float32", True),
         ("float32", "1"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trainkernel.arguments import CheckedArguments, Signature, check_arguments, check_sequence, signature_of
+from trainkernel.arguments import ArrayNeed, CheckedArguments, Signature, check_arguments, check_sequence, signature_of
 from trainkernel.errors import ArgumentError, CompileError, DeviceError
 from trainkernel.ir import Program
 from trainkernel.runtime.build import build_cubin
@@ -310,8 +310,9 @@ class GpuKernel(Kernel):
         pointers = []
         for slot in self.stats.slots:
             if slot.kind == "input":
-                array = checked.inputs[slot.index]
-                pointers.append(array.pointer if array.num_elements else 0)
+                need = self._signature.inputs[slot.index]
+                assert isinstance(need, ArrayNeed)
+                pointers.append(checked.inputs[slot.index].pointer if need.span_bytes else 0)
             else:
                 pointers.append(outputs[slot.index])
         return pointers
@@ -360,9 +361,10 @@ def describe_stage(stats: Any, stage: int) -> str:
 
 def _framework_of_first(signature: Signature, inputs: Sequence[Any], outputs: Sequence[Any] = ()) -> tuple[str, Any]:
     """The framework of the first array given, and that array."""
-    scalars = {field.index for field in signature.scalars}
-    arrays = [value for index, value in enumerate(inputs) if index not in scalars]
-    for value in (*arrays, *outputs):
+    for need, value in zip(signature.inputs, inputs, strict=False):
+        if value is not None and isinstance(need, ArrayNeed):
+            return framework_of(value), value
+    for value in outputs:
         if value is not None:
             return framework_of(value), value
     return "other", None

@@ -27,7 +27,7 @@ from trainkernel.runtime.driver import (
     require_driver,
     using_device,
 )
-from trainkernel.runtime.memory import DeviceMemory, destroy_event
+from trainkernel.runtime.memory import DeviceMemory, forget_event
 from trainkernel.runtime.module import LoadedKernel
 from trainkernel.runtime.scalars import ScalarField, find_scalar, scalars_by_key
 from trainkernel.runtime.streams import LEGACY_STREAM, current_stream_getter, current_stream_owner, stream_handle
@@ -177,7 +177,8 @@ class BoundLaunch:
             If the driver refuses the launch.
         """
         with self._lock:
-            if int(self._get_context()[1]) == self._context:
+            context = self._get_context()[1]  # None if the driver refuses, as in a forked process
+            if context is not None and int(context) == self._context:
                 self._launch(stream)
             else:
                 with using_device(self._device_index):
@@ -202,8 +203,10 @@ class BoundLaunch:
 
         Parameters
         ----------
-        pointers, scalars
+        pointers
             As for the constructor.
+        scalars : mapping of int to number
+            By input index; as ``ScalarField.check`` returned them.
         stream : int
         stream_owner : object
             Keeps the stream alive.
@@ -217,7 +220,8 @@ class BoundLaunch:
             if tuple(pointers) != self._pointers or captured:
                 self._write_pointers(tuple(pointers), stream, captured)
             for index, value in scalars.items():
-                self.set_scalar(index, value)
+                field = self._fields[index]
+                struct.pack_into("4s", self._params, field.offset_bytes, field.pack_checked(value))
             self._submit()
             if owners is not None and not captured:
                 event = check(driver.cuEventCreate(int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)), "cuEventCreate")
@@ -294,7 +298,7 @@ class BoundLaunch:
             if self._event is None:
                 flags = int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
                 self._event = check(driver.cuEventCreate(flags), "cuEventCreate")
-                weakref.finalize(self, destroy_event, self._event).atexit = False
+                weakref.finalize(self, forget_event, self._event).atexit = False
             check(driver.cuEventRecord(self._event, self._order_handle), "cuEventRecord")
             check(driver.cuStreamWaitEvent(self._stream, self._event, 0), "cuStreamWaitEvent")
         self._ready_handle = self._order_handle = handle
