@@ -152,6 +152,19 @@ def test_nothing_is_written_when_the_run_fails(generate: Generate, monkeypatch: 
     assert np.all(w == 1)
 
 
+def test_nothing_is_written_when_a_result_cannot_be_delivered(
+    generate: Generate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr("trainkernel.kernel.deliver", fail)
+    x, w, *scalars = arguments()
+    with pytest.raises(MemoryError):
+        compile(step_program(), device="reference")(x, w, *scalars)
+    assert np.all(w == 1)
+
+
 def test_no_device_named_and_no_gpu_runs_the_reference_and_says_so_once(generate: Generate) -> None:
     with pytest.warns(ReferenceWarning, match="no GPU: kernels run as the NumPy reference") as caught:
         kernel = compile(step_program())

@@ -230,7 +230,7 @@ def _check_outputs(
         if target is None:
             given[index] = _check_array(need, value, device, stream)
         elif value is not None and value is not inputs[target]:
-            other = _view_as(need.label, value, stream)
+            other = _check_array(need, value, device, stream)
             if other.num_elements and other.pointer != views[target].pointer:
                 raise ArgumentError(
                     f"{need.label} is in place: got another array than input {target}'s, needs that one or None"

@@ -157,19 +157,17 @@ class HostKernel(Kernel):
         checked = check_arguments(self._signature, inputs, device=("cpu", 0))
         results = self._run(checked, checked.scalars)
         framework, like = _framework_of_first(self._signature, inputs)
-        delivered = []
-        for index, result in enumerate(results):
-            target = self.stats.inplace_outputs.get(index)
-            if target is not None:
-                np.copyto(as_numpy(checked.inputs[target]), result, casting="no")
-                delivered.append(inputs[target])
-            elif framework == "torch":
-                array = allocate("torch", result.shape, self.program.outputs[index].dtype, ("cpu", 0))
-                copy_into(array, result)
-                delivered.append(array)
-            else:
-                delivered.append(deliver(framework, result, like))
-        return tuple(delivered)
+        inplace = self.stats.inplace_outputs
+        fresh = {
+            index: _delivered(framework, like, result, self.program.outputs[index].dtype)
+            for index, result in enumerate(results)
+            if index not in inplace
+        }
+        for index, target in inplace.items():  # last, since all before may still fail
+            np.copyto(as_numpy(checked.inputs[target]), results[index], casting="no")
+        return tuple(
+            inputs[inplace[index]] if index in inplace else fresh[index] for index in range(len(self.program.outputs))
+        )
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> HostBound:
         check_sequence("outputs", outputs)
@@ -194,6 +192,15 @@ class HostKernel(Kernel):
     def _refuse_stream(self, stream: Any) -> None:
         if stream is not None:
             raise ArgumentError(f"stream: a kernel on device '{self.device}' runs on the host and takes none")
+
+
+def _delivered(framework: str, like: Any, result: np.ndarray[Any, Any], dtype: str) -> Any:
+    """A result on the host as an array of the caller's framework."""
+    if framework != "torch":
+        return deliver(framework, result, like)
+    array = allocate("torch", result.shape, dtype, ("cpu", 0))
+    copy_into(array, result)
+    return array
 
 
 class HostBound:
