@@ -560,7 +560,19 @@ def test_a_process_forked_while_another_thread_emulates_can_emulate() -> None:
     assert done.stdout.strip() == "done", done.stderr
 
 
-@pytest.mark.parametrize("bad", [{"num_blocks": 0}, {"num_blocks": True}, {"order": "sideways"}, {"order": True}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"num_blocks": 0},
+        {"num_blocks": True},
+        {"order": "sideways"},
+        {"order": True},
+        {"check_races": "yes"},
+        {"barrier_timeout_ns": -1},
+        {"barrier_timeout_ns": 1.5},
+        {"barrier_timeout_ns": 1 << 64},
+    ],
+)
 def test_options_are_checked(bad: dict[str, Any]) -> None:
     kernel, inputs = two_stages()
     with pytest.raises(OptionError, match=next(iter(bad))):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainkernel.dtypes import DTYPES
+from trainkernel.dtypes import DTYPES, scalar_value
 from trainkernel.errors import ArgumentError
 from trainkernel.ir import Loop, Operation, Program, ScalarSpec, TensorSpec, validate
 from trainkernel.ops import OPS, to_float32
@@ -41,6 +41,8 @@ def run(program: Program, inputs: Sequence[Any]) -> tuple[NDArray[Any], ...]:
         If an input is missing or has another shape or dtype.
     """
     validate(program)
+    if not isinstance(inputs, (list, tuple)):
+        raise ArgumentError(f"inputs: got {type(inputs).__name__}, needs a list or tuple with one entry for each")
     if len(inputs) != len(program.inputs):
         raise ArgumentError(f"the program takes {len(program.inputs)} inputs, got {len(inputs)}")
     buffers = {}
@@ -54,7 +56,12 @@ def _input_buffer(position: int, spec: TensorSpec | ScalarSpec, value: Any) -> F
     """The input as a flat buffer in which the spec's own strides and offset find its elements."""
     dtype = DTYPES[spec.dtype].numpy
     if isinstance(spec, ScalarSpec):
-        return np.asarray(value, dtype=dtype).reshape(1)
+        try:
+            return np.full(1, scalar_value(value, spec.dtype), dtype)
+        except ArgumentError as error:
+            raise ArgumentError(f"input {position} ({spec.buffer!r}): {error}") from None
+    if isinstance(value, np.ma.MaskedArray):
+        raise ArgumentError(f"input {position} ({spec.buffer!r}): got a masked array, whose mask would be ignored")
     array = np.asarray(value)
     if array.shape != spec.shape or array.dtype != dtype:
         raise ArgumentError(

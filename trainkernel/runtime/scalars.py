@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,17 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from trainkernel.dtypes import dtype_of
+from trainkernel.dtypes import INTEGER_DTYPES, scalar_value
 from trainkernel.errors import ArgumentError
-
-INTEGER_DTYPES = frozenset({"int32", "bool"})
-
-
-def _shown(value: Any) -> str:
-    """A value as messages show it: Python refuses to print integers of thousands of digits."""
-    if isinstance(value, int) and value.bit_length() > 128:
-        return f"an integer of {value.bit_length():,} bits"
-    return repr(value)
 
 
 @dataclass(frozen=True)
@@ -55,45 +45,10 @@ class ScalarField:
         ArgumentError
             For anything but a number of the right kind and range.
         """
-        label = f"input {self.index} '{self.name}'"
-        need = f"a Python or NumPy number for a scalar of dtype {self.dtype}"
-        if isinstance(value, np.ndarray):
-            if value.ndim != 0:
-                raise ArgumentError(f"{label}: got an array of shape {value.shape}, needs {need}")
-            value = value[()]
-        if isinstance(value, np.floating):
-            value = float(value)
-        elif isinstance(value, (np.integer, np.bool_)) and not isinstance(value, np.timedelta64):
-            value = value.item()
-        elif type(value).__module__.startswith("ml_dtypes"):  # whose scalars are no np.generic
-            value = float(value)
-        if self.dtype == "bool":
-            if not isinstance(value, bool):
-                raise ArgumentError(f"{label}: got {_shown(value)}, needs True or False")
-            return int(value)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ArgumentError(f"{label}: got {_shown(value)} of type {type(value).__name__}, needs {need}")
-        return self._check_integer(label, value) if self.dtype in INTEGER_DTYPES else self._check_float(label, value)
-
-    def _check_integer(self, label: str, value: int | float) -> int:
-        if not isinstance(value, int):
-            raise ArgumentError(f"{label}: got {value!r}, needs an integer for dtype {self.dtype}")
-        low = -(2**31) if self.minimum is None else self.minimum
-        high = 2**31 - 1 if self.maximum is None else self.maximum
-        if not low <= value <= high:
-            raise ArgumentError(f"{label}: got {_shown(value)}, needs an integer from {low} to {high}")
-        return value
-
-    def _check_float(self, label: str, value: int | float) -> float:
         try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        rounded = _round_to(self.dtype, number)
-        overflow = math.isinf(rounded) and not (isinstance(value, float) and math.isinf(value))
-        if overflow:
-            raise ArgumentError(f"{label}: got {_shown(value)}, which is beyond the range of {self.dtype}")
-        return rounded
+            return scalar_value(value, self.dtype, self.minimum, self.maximum)
+        except ArgumentError as error:
+            raise ArgumentError(f"input {self.index} '{self.name}': {error}") from None
 
     def pack(self, value: Any) -> bytes:
         """The checked value's four bytes."""
@@ -102,17 +57,6 @@ class ScalarField:
     def pack_checked(self, number: int | float) -> bytes:
         """The four bytes of what ``check`` returned."""
         return struct.pack("<i", number) if self.dtype in INTEGER_DTYPES else struct.pack("<f", number)
-
-
-def _round_to(dtype: str, number: float) -> float:
-    """A number rounded to a dtype, infinite beyond its range."""
-    if dtype == "float32":  # the usual one, ten times cheaper than through NumPy
-        try:
-            return float(struct.unpack("<f", struct.pack("<f", number))[0])
-        except OverflowError:
-            return math.copysign(math.inf, number)
-    with np.errstate(over="ignore"):
-        return float(np.asarray(number, dtype=np.float64).astype(dtype_of(dtype).numpy))
 
 
 def scalars_by_key(fields: Iterable[ScalarField]) -> Mapping[str | int, ScalarField]:
