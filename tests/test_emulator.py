@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -486,6 +487,12 @@ def test_a_full_disk_costs_only_the_cache(own_cache: Path, monkeypatch: pytest.M
     monkeypatch.setattr(compiler, "write_atomically", fail)
     assert len(compiler.compile_sources([SMALLEST])) == 1
     assert list(own_cache.iterdir()) == []
+
+
+def test_no_temporary_folder_is_named(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(own_cache / "missing"))
+    with pytest.raises(CompileError, match=r"needs a folder to compile in: .*Name one in \$TMPDIR"):
+        compiler.compile_sources([SMALLEST])
 
 
 def test_the_cache_is_bounded(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

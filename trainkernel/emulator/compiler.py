@@ -284,6 +284,13 @@ def _load(path: Path, mode: int) -> ctypes.CDLL:
     return library
 
 
+def _building_directory() -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix="trainkernel-emulator-")
+    except OSError as error:
+        raise CompileError(f"the emulator needs a folder to compile in: {error}. Name one in $TMPDIR.") from error
+
+
 def _load_or_build(
     compiler: Compiler, flags: Sequence[str], link: Sequence[str], text: str, mode: int, what: str
 ) -> ctypes.CDLL:
@@ -294,7 +301,7 @@ def _load_or_build(
         with contextlib.suppress(OSError):  # pruned by another process just now, or noexec
             return _load(found, mode)
     # What is loaded stays mapped when its file is removed.
-    with tempfile.TemporaryDirectory(prefix="trainkernel-emulator-") as folder:
+    with _building_directory() as folder:
         built = Path(folder) / "object.so"
         data = _build(compiler, flags, link, text, built, what)
         stored = None if directory is None else _store_object(directory, key, data)
