@@ -100,6 +100,10 @@ def test_a_program_can_come_from_standard_input(
         (["inspect", "{program}", "--target", "sm_70"], "sm_70"),
         (["inspect", "{program}", "--target", "hopper"], "hopper"),
         (["inspect", "{program}", "--inplace", "1"], "--inplace needs OUTPUT_INDEX:INPUT_INDEX"),
+        (["inspect", "{program}", "--inplace", "9" * 5000 + ":1"], "--inplace needs OUTPUT_INDEX:INPUT_INDEX"),
+        (["inspect", "{program}", "--inplace", "1:4", "--inplace", "1:5"], "names input 4 and input 5 for output 1"),
+        (["inspect", "{program}", "--arch", "sm_" + "9" * 5000], "arch must look like"),
+        (["compile", "{program}", "-o", ""], "the directory to write to is an empty text"),
         (["inspect", "{program}", "--inplace", "1:0"], "inplace_outputs {1: 0}"),
         (["inspect", "{program}", "--threads-per-block", "100"], "threads_per_block must be one of"),
         (["compile", "{program}", "-o", "{program}"], "File exists"),
@@ -133,6 +137,17 @@ def test_as_a_module_without_traceback(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "nothing.json" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "message"),
+    [(">&-", 0, ""), ("- <&-", 2, "trainkernel: -: standard input is closed\n"), ("| head -1", 0, "")],
+)
+def test_closed_streams(redirection: str, code: int, message: str, program_file: Path) -> None:
+    program = "" if redirection.startswith("-") else str(program_file)
+    command = f"set -o pipefail; {sys.executable} -m trainkernel inspect {program} {redirection}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, message)
 
 
 def python_blocks(name: str) -> list[str]:

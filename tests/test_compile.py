@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 import warnings
@@ -105,10 +106,22 @@ def test_bind_on_the_host(generate: Generate, device: str) -> None:
     assert np.array_equal(flipped, w[::-1])
     with pytest.raises(ArgumentError, match=r"no scalar input 'x'; the scalar inputs are: 2 'lr', 3 'repeat'"):
         bound.set_scalar("x", 1)
+    for key in ([], None, True, np.arange(2)):
+        with pytest.raises(ArgumentError, match="no scalar input"):
+            bound.set_scalar(key, 1)
     with pytest.raises(ArgumentError, match="needs an integer"):
         bound.set_scalar("repeat", 0.5)
     with pytest.raises(ArgumentError, match="takes none"):
         bound.launch(stream=1)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, np.zeros(4096, f32), "text", iter([])])
+def test_bind_needs_lists(generate: Generate, wrong: Any) -> None:
+    kernel = compile(step_program(), device="reference")
+    with pytest.raises(ArgumentError, match=r"inputs: got .*, needs a list or tuple"):
+        kernel.bind(wrong, [None, np.zeros(4096, f32)])
+    with pytest.raises(ArgumentError, match=r"outputs: got .*, needs a list or tuple"):
+        kernel.bind(arguments(), wrong)
 
 
 def test_nothing_is_written_when_an_argument_is_refused(generate: Generate) -> None:
@@ -132,6 +145,19 @@ def test_nothing_is_written_when_the_run_fails(generate: Generate, monkeypatch: 
     monkeypatch.setattr("trainkernel.reference.run", fail)
     x, w, *scalars = arguments()
     with pytest.raises(FloatingPointError):
+        compile(step_program(), device="reference")(x, w, *scalars)
+    assert np.all(w == 1)
+
+
+def test_nothing_is_written_when_a_result_cannot_be_delivered(
+    generate: Generate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr("trainkernel.kernel.deliver", fail)
+    x, w, *scalars = arguments()
+    with pytest.raises(MemoryError):
         compile(step_program(), device="reference")(x, w, *scalars)
     assert np.all(w == 1)
 
@@ -164,7 +190,22 @@ def test_cuda_without_a_gpu_is_the_same_error_each_time(generate: Generate) -> N
     assert len(messages) == 1
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:-1", "cpu", "", 0, "1"])
+@pytest.mark.parametrize(
+    "device",
+    [
+        "gpu",
+        "cuda:",
+        "cuda:x",
+        "cuda:-1",
+        "cuda:\uff11",
+        pytest.param("cuda:" + "9" * 5000, id="long"),
+        "cpu",
+        "",
+        0,
+        "1",
+        np.array(["a", "b"]),
+    ],
+)
 def test_unknown_devices(generate: Generate, device: Any) -> None:
     with pytest.raises(OptionError, match=r"device must be 'cuda', 'cuda:<index>', 'emulator' or 'reference'"):
         compile(step_program(), device=device)
@@ -207,6 +248,16 @@ def test_a_given_target_is_kept(generate: Generate) -> None:
     target = Target.preset("sm_80")
     compile(step_program(), arch="sm_90", target=target)
     assert generate.options["target"] is target
+
+
+def test_a_target_s_name_is_its_preset(generate: Generate, monkeypatch: pytest.MonkeyPatch) -> None:
+    compile(step_program(), device="reference", target="sm_90a")
+    assert generate.options["target"] == Target.preset("sm_90a")
+    older = dataclasses.replace(H200, compute_capability=(8, 0))
+    monkeypatch.setattr(driver, "device_facts", lambda index: older)
+    monkeypatch.setattr(driver, "require_driver", lambda: None)
+    with pytest.raises(OptionError, match="target='sm_90a' does not run on device 0"):
+        compile(step_program(), device="cuda:0", target="sm_90a")
 
 
 def test_refused_architectures(generate: Generate) -> None:

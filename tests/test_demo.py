@@ -131,6 +131,15 @@ def test_without_a_compiler_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) 
         run(device="emulator", steps=2)
 
 
+def test_a_compiler_that_does_not_compile_costs_only_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainkernel.emulator import compiler
+
+    monkeypatch.setenv("CXX", "true")
+    monkeypatch.setattr(compiler, "_load_runtime", compiler._load_runtime.__wrapped__)
+    _, lines = run(device="reference", steps=2)
+    assert "check:  the generated source was not run: the C++ compiler 'true' accepted its runtime" in "\n".join(lines)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -174,6 +183,13 @@ def test_plot() -> None:
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+def test_progress_does_not_wrap_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    terminal = Terminal()
+    demo._Printer(terminal).progress(100, 100, "loss 1.0")
+    assert terminal.getvalue() == "\r[" + "#" * 18 + "\x1b[K\n"
 
 
 def test_progress_is_redrawn_on_a_terminal_and_plain_elsewhere() -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -25,6 +29,7 @@ from emulator_support import (
 from trainkernel import emulator
 from trainkernel.emulator import compiler
 from trainkernel.errors import CompileError, EmulatorError, OptionError, RaceError
+from trainkernel.runtime.cache import CubinCache
 
 pytestmark = needs_compiler
 
@@ -398,14 +403,15 @@ def test_no_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_an_unsafe_cache_directory_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv("TRAINKERNEL_CACHE_DIR", str(tmp_path))
     assert compiler.cache_directory() == tmp_path / "emulator"
-    open_to_all = tmp_path / "open"
-    (open_to_all / "emulator").mkdir(parents=True)
-    (open_to_all / "emulator").chmod(0o777)
-    monkeypatch.setenv("TRAINKERNEL_CACHE_DIR", str(open_to_all))
-    assert open_to_all not in compiler.cache_directory().parents
+    for index, folder in enumerate(("", "emulator")):  # a writable parent lets others replace what is in it
+        open_to_all = tmp_path / f"open{index}"
+        (open_to_all / "emulator").mkdir(parents=True)
+        (open_to_all / folder).chmod(0o777)
+        monkeypatch.setenv("TRAINKERNEL_CACHE_DIR", str(open_to_all))
+        assert compiler.cache_directory() is None
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TRAINKERNEL_CACHE_DIR", str(tmp_path / "file"))
-    assert tmp_path not in compiler.cache_directory().parents
+    assert compiler.cache_directory() is None
 
 
 def test_processes_share_an_empty_cache(tmp_path: Any) -> None:
@@ -420,14 +426,160 @@ def test_processes_share_an_empty_cache(tmp_path: Any) -> None:
     assert [process.communicate()[0].strip() for process in started] == ["2", "2"]
     names = sorted(path.suffix for path in (tmp_path / "emulator").iterdir())
     assert names == [".so", ".so"]
-    # A damaged entry is built again.
-    for path in (tmp_path / "emulator").iterdir():
-        path.write_bytes(b"damaged")
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "2"
 
 
-@pytest.mark.parametrize("bad", [{"num_blocks": 0}, {"num_blocks": True}, {"order": "sideways"}, {"order": True}])
+SMALLEST = 'struct TkParams { int n; }; extern "C" void TRAINKERNEL_ENTRY(const TkParams) {}'
+
+
+@pytest.fixture
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Path:
+    """An empty cache, and a process that has loaded nothing from it but the runtime."""
+    compiler.load_runtime()
+    monkeypatch.setenv("TRAINKERNEL_CACHE_DIR", str(tmp_path))
+    return Path(tmp_path) / "emulator"
+
+
+def replace(path: Path, data: bytes) -> None:
+    path.unlink()  # not in its place: the old object may still be mapped
+    path.write_bytes(data)
+
+
+def truncate(path: Path) -> None:
+    replace(path, path.read_bytes()[:5000])  # the loader would crash on it
+
+
+def flip(path: Path) -> None:
+    replace(path, path.read_bytes()[:-1] + b"\xff")
+
+
+def become_link(path: Path) -> None:
+    path.rename(path.parent.parent / "elsewhere.so")
+    path.symlink_to(path.parent.parent / "elsewhere.so")
+
+
+def become_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def become_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, become_link, become_folder, become_fifo])
+def test_a_damaged_object_is_built_again(own_cache: Path, damage: Callable[[Path], None]) -> None:
+    compiler.compile_sources([SMALLEST])
+    (path,) = own_cache.iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+    whole = path.read_bytes()
+    damage(path)
+    assert compiler._find_object(own_cache, path.name[:40]) is None
+    assert len(compiler.compile_sources([SMALLEST])) == 1
+    assert damage is become_folder or path.read_bytes() == whole
+    assert [item.name for item in own_cache.iterdir()] == [path.name]
+
+
+def test_a_full_disk_costs_only_the_cache(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(compiler, "write_atomically", fail)
+    assert len(compiler.compile_sources([SMALLEST])) == 1
+    assert list(own_cache.iterdir()) == []
+
+
+def test_no_temporary_folder_is_named(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(own_cache / "missing"))
+    with pytest.raises(CompileError, match=r"needs a folder to compile in: .*Name one in \$TMPDIR"):
+        compiler.compile_sources([SMALLEST])
+
+
+def test_the_cache_is_bounded(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler.compile_sources([SMALLEST])
+    (first,) = own_cache.iterdir()
+    monkeypatch.setattr(compiler, "_MAX_CACHE_BYTES", first.stat().st_size + 100)
+    compiler.compile_sources([SMALLEST + "  // another"])
+    (second,) = own_cache.iterdir()
+    assert second != first
+
+
+def test_both_caches_share_a_folder_under_any_umask(own_cache: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        compiler.compile_sources([SMALLEST])
+        assert CubinCache.from_environment().put("00" * 32, b"cubin", {})
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize(
+    ("cxx", "message"),
+    [
+        ('g++ "', "which is no command"),
+        ("true", "'true' accepted its runtime and wrote nothing"),
+        ("{folder}/foreign", "refused its runtime:\nerreur \ufffd"),
+    ],
+)
+def test_a_wrong_compiler_is_named(cxx: str, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\nprintf "erreur \\351\\n" >&2\nexit 1\n')
+    foreign.chmod(0o700)
+    monkeypatch.setenv("CXX", cxx.format(folder=tmp_path))
+    with pytest.raises(CompileError, match=re.escape(message)):
+        compiler._load_runtime.__wrapped__()
+
+
+FORKED = """
+import os, threading, time
+import numpy as np
+from trainkernel import ProgramBuilder, emulator
+
+b = ProgramBuilder()
+x = b.input("x", (64,))
+program = b.build([b.op("add", x, 1.0)])
+ones = np.ones(64, np.float32)
+emulator.run(program, [ones])
+stop = threading.Event()
+
+def work():
+    while not stop.is_set():
+        emulator.run(program, [ones])
+
+thread = threading.Thread(target=work)
+thread.start()
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        emulator.run(program, [ones])
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+stop.set()
+thread.join()
+print("done")
+"""
+
+
+def test_a_process_forked_while_another_thread_emulates_can_emulate() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKED], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.strip() == "done", done.stderr
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"num_blocks": 0},
+        {"num_blocks": True},
+        {"order": "sideways"},
+        {"order": True},
+        {"check_races": "yes"},
+        {"barrier_timeout_ns": -1},
+        {"barrier_timeout_ns": 1.5},
+        {"barrier_timeout_ns": 1 << 64},
+    ],
+)
 def test_options_are_checked(bad: dict[str, Any]) -> None:
     kernel, inputs = two_stages()
     with pytest.raises(OptionError, match=next(iter(bad))):

@@ -481,3 +481,23 @@ def test_inputs_are_unchanged() -> None:
     reference.run(scan(), arrays)
     for array, copy in zip(arrays, before, strict=True):
         same(array, copy)
+
+
+@pytest.mark.parametrize("value", [None, "1", True, 1.5, [1], 2**31, np.zeros(1), np.timedelta64(1)])
+def test_a_scalar_must_be_a_number_of_its_dtype(value: Any) -> None:
+    b = ProgramBuilder()
+    x = b.input("x", (2,))
+    b.scalar("steps", "int32")
+    program = b.build([b.op("add", x, 1.0)])
+    with pytest.raises(ArgumentError, match=r"input 1 \('steps'\): got"):
+        reference.run(program, [np.zeros(2, np.float32), value])
+
+
+@pytest.mark.parametrize("inputs", [None, 5, np.zeros((1, 2), np.float32)])
+def test_inputs_must_be_a_list(inputs: Any) -> None:
+    b = ProgramBuilder()
+    program = b.build([b.op("add", b.input("x", (2,)), 1.0)])
+    with pytest.raises(ArgumentError, match=r"inputs: got .*, needs a list or tuple"):
+        reference.run(program, inputs)
+    with pytest.raises(ArgumentError, match="masked array"):
+        reference.run(program, [np.ma.masked_array(np.zeros(2, np.float32), [True, False])])

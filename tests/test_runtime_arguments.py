@@ -88,6 +88,7 @@ def test_counts() -> None:
         ([np.zeros(6, f32)[::2], None], r"output 0 'y': got strides \[2\]"),
         ([read_only(np.zeros(3, f32)), None], r"output 0 'y': got a read-only array"),
         ([None, None], r"output 0 'y': got NoneType"),
+        ([np.zeros(3, f32), np.zeros(4)], r"output 1 'new_w': got dtype float64, needs float32"),
         ([np.zeros(3, f32), np.zeros(4, f32)], r"output 1 'new_w' is in place: got another array than input 1's"),
     ],
 )

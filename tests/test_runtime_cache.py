@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -121,6 +122,22 @@ def test_fifo_in_place_of_an_entry_does_not_block(store: CubinCache) -> None:
     assert store.get(KEY) is None
 
 
+def test_a_huge_entry_is_not_read(store: CubinCache) -> None:
+    store.put(KEY, CUBIN, {})
+    with path_of(store).open("r+b") as file:
+        file.truncate(1 << 40)  # sparse, and more than any memory
+    assert store.get(KEY) is None
+    assert store.put(KEY, CUBIN, {})
+    assert store.get(KEY) == CUBIN
+
+
+def test_deep_metadata_is_a_miss() -> None:
+    text = b"[" * 100_000
+    digest = hashlib.sha256(text + CUBIN).digest()
+    data = cache._HEAD.pack(cache._MAGIC, cache.FORMAT_VERSION, len(text), len(CUBIN), digest) + text + CUBIN
+    assert unpack_entry(KEY, data) is None
+
+
 @pytest.mark.parametrize("name", ["open", "replace", "mkdir", "lstat", "fsync", "utime", "scandir"])
 @pytest.mark.parametrize("error", [OSError(28, "disk full"), FileNotFoundError(2, "gone"), PermissionError(13, "no")])
 def test_io_errors_cost_only_the_cache(
@@ -160,6 +177,33 @@ def test_size_bound_drops_the_least_recently_used(tmp_path: Path) -> None:
     assert not CubinCache(tmp_path / "cache", max_bytes=size - 1).put(keys[1], CUBIN, {})
 
 
+def test_one_bad_folder_does_not_end_the_size_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CubinCache(tmp_path / "cache", max_bytes=3 * len(pack_entry(KEY, CUBIN, {})))
+    scandir = os.scandir
+
+    def refusing(folder: str | Path) -> object:
+        if os.path.basename(folder) == "zz":
+            raise PermissionError(13, "no")
+        return scandir(folder)
+
+    store.put(KEY, CUBIN, {})
+    (tmp_path / "cache" / "zz").mkdir()
+    (path_of(store).parent / "folder.tkc").mkdir()  # cannot be removed, so it frees nothing
+    os.utime(path_of(store).parent / "folder.tkc", (1, 1))
+    monkeypatch.setattr(os, "scandir", refusing)
+    for index in range(8):
+        store.put(cache_key({"source": str(index)}), CUBIN, {})
+    assert sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*.tkc") if path.is_file()) <= store.max_bytes
+
+
+def test_a_removed_working_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRAINKERNEL_CACHE_DIR", "relative")
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert not CubinCache.from_environment().put(KEY, CUBIN, {})
+
+
 def test_stale_temporary_files_are_swept(store: CubinCache) -> None:
     store.put(KEY, CUBIN, {})
     stale, fresh = (path_of(store).parent / name for name in ("tmp-stale", "tmp-fresh"))
@@ -186,9 +230,10 @@ def test_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert cache.default_directory() == tmp_path / "home" / ".cache" / "trainkernel"
     monkeypatch.setenv("TRAINKERNEL_CACHE_MAX_BYTES", "1000")
     assert CubinCache.from_environment().max_bytes == 1000
-    monkeypatch.setenv("TRAINKERNEL_CACHE_MAX_BYTES", "many")
-    with pytest.raises(OptionError, match="TRAINKERNEL_CACHE_MAX_BYTES"):
-        CubinCache.from_environment()
+    for wrong in ("many", "-1", "1e6", "9" * 5000):
+        monkeypatch.setenv("TRAINKERNEL_CACHE_MAX_BYTES", wrong)
+        with pytest.raises(OptionError, match="TRAINKERNEL_CACHE_MAX_BYTES must be a number of bytes"):
+            CubinCache.from_environment()
 
 
 WRITER = """

@@ -144,6 +144,43 @@ def test_capsule_name_decides_not_the_request() -> None:
         view_capsule(capsule, "other", None)
 
 
+class Hostile:
+    """An exporter with whatever answers; exceptions are raised."""
+
+    def __init__(self, device: Any = (1, 0), capsule: Any = None) -> None:
+        self.device, self.capsule = device, capsule
+
+    def __dlpack_device__(self) -> Any:
+        if isinstance(self.device, Exception):
+            raise self.device
+        return self.device
+
+    def __dlpack__(self, **_: Any) -> Any:
+        if isinstance(self.capsule, Exception):
+            raise self.capsule
+        return self.capsule
+
+
+@pytest.mark.parametrize("device", [None, "cpu", (1, 0, 0), ("cpu", 0), (1 << 70, 0), KeyError("device")])
+@pytest.mark.parametrize("capsule", [None, 5, TypeError("no"), KeyError("lost"), OSError(5, "io"), MemoryError()])
+def test_hostile_exporters(device: Any, capsule: Any) -> None:
+    for exporter in (Hostile(device), Hostile(capsule=capsule)):
+        with pytest.raises(ArgumentError, match=r"Hostile|device type"):
+            view(exporter)
+
+
+@pytest.mark.parametrize("fields", [{"ndim": -1}, {"shape": None}, {"dtype_bits": 0, "dtype_lanes": 0}])
+def test_hostile_capsules(fields: dict[str, Any]) -> None:
+    capsule, _keep = make_capsule(b"dltensor", **fields)
+    with pytest.raises(ArgumentError, match="got"):
+        view_capsule(capsule, "other", None)
+
+
+def test_masked_arrays_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="masked array, whose mask the kernel would ignore"):
+        view(np.ma.masked_array(np.zeros(2, np.float32), [True, False]))
+
+
 def test_element_types() -> None:
     cases = [((4, 16), "bfloat16"), ((6, 8), "bool"), ((1, 8), "uint8"), ((10, 8), "DLPack type 10 of 8 bits")]
     for (code, bits), name in cases:
@@ -197,6 +234,7 @@ def test_frameworks_are_not_imported() -> None:
 def test_view_prints() -> None:
     array = ArrayView(0, (2, 3), (3, 1), "float32", 4, ("cuda", 1), False, "torch", None)
     assert str(array) == "torch float32[2,3] on cuda:1"
+    assert repr(array) == "ArrayView(torch float32[2,3] on cuda:1 at 0x0)"  # the owner is not printed
 
 
 # Scalars by value.
@@ -212,6 +250,8 @@ def test_view_prints() -> None:
         ("float32", float("inf"), float("inf")),
         ("float32", ml_dtypes.bfloat16(1.5), 1.5),
         ("float32", 0.1, float(np.float32(0.1))),
+        ("float32", 3.4028235677973362e38, float(np.finfo(np.float32).max)),  # just below the rounding to infinity
+        ("bfloat16", 0.1, float(ml_dtypes.bfloat16(0.1))),
         ("int32", 5, 5),
         ("int32", np.int64(-3), -3),
         ("int32", -(2**31), -(2**31)),
@@ -229,6 +269,7 @@ def test_scalars(dtype: str, value: Any, want: float) -> None:
     ("dtype", "value"),
     [
         ("float32", 1e39),
+        ("float32", -3.4028235677973366e38),
         ("float32", 10**400),
         ("float32", True),
         ("float32", "1"),
@@ -238,12 +279,21 @@ def test_scalars(dtype: str, value: Any, want: float) -> None:
         ("int32", 2**31),
         ("int32", 1.0),
         ("int32", True),
+        ("int32", np.timedelta64(5, "ns")),
+        ("float32", np.complex64(1)),
+        ("float32", np.timedelta64(5, "ns")),
         ("bool", 1),
     ],
 )
 def test_scalars_refused(dtype: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match="input 3 'lr'"):
         ScalarField(3, "lr", dtype).check(value)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "bool"])
+def test_integers_that_python_does_not_print(dtype: str) -> None:
+    with pytest.raises(ArgumentError, match=r"got an integer of 16,610 bits"):
+        ScalarField(3, "lr", dtype).check(10**5000)
 
 
 def test_scalar_bounds() -> None:
@@ -277,6 +327,12 @@ def test_stream_handles() -> None:
         LEGACY_STREAM,
         99,
     ]
-    for wrong in ("stream", -1, True, object()):
+
+    class Answers:
+        def __init__(self, answer: Any) -> None:
+            self.__cuda_stream__ = answer
+
+    answers = [Answers(answer) for answer in (None, 5, (0,), (0, "x"), (1, 77), (0, -1), (0, 1 << 64), lambda: 1 / 0)]
+    for wrong in ("stream", -1, 1 << 64, True, object(), *answers[1:]):
         with pytest.raises(ArgumentError, match="stream"):
             stream_handle(wrong)

@@ -307,6 +307,22 @@ def test_context_is_restored(fake: FakeDriver) -> None:
     assert fake.current == 2000
 
 
+def test_a_launch_in_a_forked_process_is_refused(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = make_bound()
+    bound.launch(70)
+    bound.launch(80)
+    monkeypatch.setattr(driver, "_probe", driver._Probe(fake, 1, None, -1))
+    bound._get_context = lambda: (Status(3), None)
+    with pytest.raises(DeviceError, match="CUDA does not survive a fork"):
+        bound.launch()
+    with pytest.raises(DeviceError, match="CUDA does not survive a fork"):
+        bound.check()
+    with pytest.raises(DeviceError, match="CUDA does not survive a fork"):
+        call_on(bound, (1, 2, 3))
+    del bound
+    gc.collect()  # its event cannot be destroyed here, which is no error
+
+
 def test_refused_launch(fake: FakeDriver) -> None:
     bound = make_bound()
     fake.results["launch"] = (Status(720),)

@@ -21,7 +21,22 @@ def test_same_source_gives_the_same_bytes() -> None:
     assert nvrtc.compile_cubin(STEP_SOURCE, "sm_90") == nvrtc.compile_cubin(STEP_SOURCE, "sm_90")
 
 
-@pytest.mark.parametrize("arch", ["compute_90", "sm90", "sm_", "sm_90b", "sm_90a ", "", "sm_90 -G", None, 90])
+@pytest.mark.parametrize(
+    "arch",
+    [
+        "compute_90",
+        "sm90",
+        "sm_",
+        "sm_90b",
+        "sm_90a ",
+        "",
+        "sm_90 -G",
+        "sm_\uff19\uff10",
+        pytest.param("sm_" + "9" * 5000, id="long"),
+        None,
+        90,
+    ],
+)
 def test_text_that_is_no_architecture(arch: object) -> None:
     with pytest.raises(CompileError, match="arch must look like 'sm_90'"):
         nvrtc.compile_cubin(STEP_SOURCE, arch)  # type: ignore[arg-type]

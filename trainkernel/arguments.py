@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from trainkernel.dtypes import DTYPES
 from trainkernel.errors import ArgumentError
 from trainkernel.ir import Program, ScalarSpec, dense_strides, length_limits
 from trainkernel.runtime.dlpack import ArrayView, view
@@ -41,6 +43,14 @@ class ArrayNeed:
     written: bool
     alignment_bytes: int | None = None
 
+    @cached_property
+    def span_bytes(self) -> int:
+        """Bytes from the first element to the end of the last."""
+        if 0 in self.shape:
+            return 0
+        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return (last + 1) * DTYPES[self.dtype].itemsize_bytes
+
 
 @dataclass(frozen=True)
 class Signature:
@@ -60,7 +70,7 @@ class Signature:
     outputs: tuple[ArrayNeed, ...]
     inplace_outputs: Mapping[int, int]
 
-    @property
+    @cached_property
     def scalars(self) -> tuple[ScalarField, ...]:
         return tuple(need for need in self.inputs if isinstance(need, ScalarField))
 
@@ -157,6 +167,7 @@ def check_arguments(
     ArgumentError
         Naming the argument, what was got and what is needed.
     """
+    check_sequence("inputs", inputs)
     if len(inputs) != len(signature.inputs):
         names = ", ".join(_name(need) for need in signature.inputs)
         raise ArgumentError(f"got {len(inputs)} inputs, needs {len(signature.inputs)}: {names}")
@@ -172,6 +183,17 @@ def check_arguments(
     return CheckedArguments(views, scalars, given)
 
 
+def check_sequence(what: str, values: Any) -> None:
+    """Refuse what is no list of arguments, such as a single array.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    if not isinstance(values, Sequence) or isinstance(values, (str, bytes, bytearray, memoryview)):
+        raise ArgumentError(f"{what}: got {type(values).__name__}, needs a list or tuple with one entry for each")
+
+
 def _check_outputs(
     signature: Signature,
     views: Mapping[int, ArrayView],
@@ -183,6 +205,7 @@ def _check_outputs(
     given = {index: views[target] for index, target in signature.inplace_outputs.items()}
     if outputs is None:
         return given
+    check_sequence("outputs", outputs)
     if len(outputs) != len(signature.outputs):
         names = ", ".join(need.label for need in signature.outputs)
         raise ArgumentError(f"got {len(outputs)} outputs, needs {len(signature.outputs)}: {names}")
@@ -191,7 +214,7 @@ def _check_outputs(
         if target is None:
             given[index] = _check_array(need, value, device, stream)
         elif value is not None and value is not inputs[target]:
-            other = _view_as(need.label, value, stream)
+            other = _check_array(need, value, device, stream)
             if other.num_elements and other.pointer != views[target].pointer:
                 raise ArgumentError(
                     f"{need.label} is in place: got another array than input {target}'s, needs that one or None"
@@ -262,26 +285,30 @@ def _check_device(need: ArrayNeed, array: ArrayView, device: tuple[str, int]) ->
 
 def _check_overlap(signature: Signature, inputs: Mapping[int, ArrayView], outputs: Mapping[int, ArrayView]) -> None:
     """Refuse two arrays that share bytes, one of which is written. One sweep over the addresses."""
+    if not outputs:  # those in place are among them, so nothing given is written
+        return
     spans: list[tuple[int, int, bool, str]] = []
     for index, array in inputs.items():
         need = signature.inputs[index]
         assert isinstance(need, ArrayNeed)
-        spans.append((array.pointer, array.end, need.written, need.label))
+        spans.append((array.pointer, need.span_bytes, need.written, need.label))
     for index, array in outputs.items():
         if index not in signature.inplace_outputs:
-            spans.append((array.pointer, array.end, True, signature.outputs[index].label))
-    if not any(written for _, _, written, _ in spans):
-        return
-    spans = sorted(span for span in spans if span[0] < span[1])
-    last_any: tuple[int, str] = (0, "")
-    last_written: tuple[int, str] = (0, "")
-    for start, end, written, label in spans:
-        reach, other = last_any if written else last_written
-        if start < reach:
+            need = signature.outputs[index]
+            spans.append((array.pointer, need.span_bytes, True, need.label))
+    spans.sort()
+    reach = written_reach = 0  # where the arrays so far end, and those of them that are written
+    last = last_written = ""
+    for start, size_bytes, written, label in spans:
+        if size_bytes == 0:
+            continue
+        if start < (reach if written else written_reach):
             raise ArgumentError(
-                f"{label} and {other} share memory, and one of them is written: needs arrays that do not overlap; "
-                "copy one of them"
+                f"{label} and {last if written else last_written} share memory, and one of them is written: needs "
+                "arrays that do not overlap; copy one of them"
             )
-        last_any = max(last_any, (end, label))
-        if written:
-            last_written = max(last_written, (end, label))
+        end = start + size_bytes
+        if end > reach:
+            reach, last = end, label
+        if written and end > written_reach:
+            written_reach, last_written = end, label

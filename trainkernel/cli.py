@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,8 @@ DEMO_STEPS = 330
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code: 0, or 2 for a mistake or a refusal."""
+    if sys.stdout is None:  # closed by `>&-`
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # for the rest of the process
     parser = _parser()
     parsed = parser.parse_args(arguments)
     run: Callable[[argparse.Namespace], None] = parsed.run
@@ -45,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         place = f"{error.filename}: " if error.filename else ""
         return _fail(f"{place}{error.strerror or error}")
     except KeyboardInterrupt:
+        if sys.stderr is not None and sys.stderr.isatty():
+            print(file=sys.stderr)  # the line has a progress bar, or the terminal's ^C
         return _fail("interrupted", code=130)
     return 0
 
@@ -124,12 +129,14 @@ def _options(parsed: argparse.Namespace) -> dict[str, Any]:
         value = getattr(parsed, field.name)
         if value is not None:
             options[field.name] = value == "on" if field.name in SWITCHES else value
-    inplace = {}
+    inplace: dict[int, int] = {}
     for text in parsed.inplace:
-        output, _, target = text.partition(":")
-        if not output.isascii() or not output.isdigit() or not target.isascii() or not target.isdigit():
-            raise OptionError(f"--inplace needs OUTPUT_INDEX:INPUT_INDEX, for example 1:4, got {text!r}")
-        inplace[int(output)] = int(target)
+        match = re.fullmatch("([0-9]{1,9}):([0-9]{1,9})", text)
+        if match is None:
+            raise OptionError(f"--inplace needs OUTPUT_INDEX:INPUT_INDEX, for example 1:4, got {text[:40]!r}")
+        output, target = int(match[1]), int(match[2])
+        if inplace.setdefault(output, target) != target:
+            raise OptionError(f"--inplace names input {inplace[output]} and input {target} for output {output}")
     if inplace:
         options["inplace_outputs"] = inplace
     return options
@@ -144,6 +151,8 @@ def read_program(path: str) -> Program:
         Naming the file.
     OSError
     """
+    if path == "-" and sys.stdin is None:
+        raise ProgramError("-: standard input is closed")
     content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     try:
         return Program.from_json(content.decode())
@@ -159,7 +168,15 @@ def write_artifacts(directory: str | Path, generated: Any, cubin: bytes | None) 
 
     ``program.json``, ``schedule.txt``, ``plan.txt``, ``trainkernel_step.cu`` and, if given,
     ``trainkernel_step.cubin``.
+
+    Raises
+    ------
+    OptionError
+        If the directory is an empty text.
+    OSError
     """
+    if str(directory) == "":  # an unset shell variable, not the current directory
+        raise OptionError("the directory to write to is an empty text; . is the current one")
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     files: dict[str, str | bytes] = {

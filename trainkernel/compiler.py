@@ -7,6 +7,7 @@ A Kernel keeps every stage it was made through (``program``, ``schedule``, ``pla
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from dataclasses import fields
 from typing import Any
@@ -21,6 +22,7 @@ from trainkernel.target import PRESETS, Target
 __all__ = ["GpuKernel", "HostBound", "HostKernel", "Kernel", "ReferenceWarning", "compile"]
 
 HOST_DEVICES = ("emulator", "reference")
+_DEVICE = re.compile("cuda|cuda:[0-9]{1,9}|emulator|reference")
 
 
 class ReferenceWarning(UserWarning):
@@ -76,8 +78,10 @@ def compile(
     timeout_ns = _timeout_ns(barrier_timeout_ms)
     if arch is not None:
         nvrtc.check_arch(arch)
-        if arch not in PRESETS and int("".join(filter(str.isdigit, arch))) < 80:
+        if arch not in PRESETS and int(arch.removeprefix("sm_").rstrip("af")) < 80:
             Target.preset(arch)  # raises: older than the oldest supported
+    if isinstance(options.get("target"), str):
+        options["target"] = Target.preset(options["target"])
     name = None if device is None and arch is not None else _device_name(device)
     facts = None
     if name is not None and name not in HOST_DEVICES:
@@ -115,8 +119,7 @@ def _device_name(device: str | None) -> str:
                 stacklevel=3,
             )
         return "reference"
-    index = chosen.removeprefix("cuda:") if isinstance(chosen, str) else ""
-    if chosen not in ("cuda", *HOST_DEVICES) and not (index != chosen and index.isdecimal()):
+    if not isinstance(chosen, str) or not _DEVICE.fullmatch(chosen):
         raise OptionError(f"{asked} must be 'cuda', 'cuda:<index>', 'emulator' or 'reference', got {chosen!r}")
     return str(chosen)
 

@@ -8,6 +8,7 @@ compiles that source for a named architecture; each is said in plain words.
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -296,7 +297,7 @@ def _emulator_problem() -> str:
     from trainkernel.emulator import compiler
 
     try:
-        compiler.require_compiler()
+        compiler.load_runtime()
     except CompileError as error:
         return str(error)
     return "" if compiler.is_available() else "the emulator does not know this machine's processor"
@@ -394,7 +395,9 @@ class _Printer:
                 self._drawn_at = now
                 filled = 30 * done // total
                 bar = "#" * filled + "-" * (30 - filled)
-                print(f"\r[{bar}] {done}/{total}  {text}\x1b[K", end="\n" if last else "", file=self._out, flush=True)
+                columns = shutil.get_terminal_size().columns - 1  # a line that wraps is not redrawn
+                line = f"[{bar}] {done}/{total}  {text}"[:columns]
+                print(f"\r{line}\x1b[K", end="\n" if last else "", file=self._out, flush=True)
         elif last or done * 5 // total != (done - 1) * 5 // total:
             self(f"step {done}/{total}  {text}")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trainkernel.arguments import CheckedArguments, Signature, check_arguments, signature_of
+from trainkernel.arguments import ArrayNeed, CheckedArguments, Signature, check_arguments, check_sequence, signature_of
 from trainkernel.errors import ArgumentError, CompileError, DeviceError
 from trainkernel.ir import Program
 from trainkernel.runtime.build import build_cubin
@@ -16,6 +16,7 @@ from trainkernel.runtime.dlpack import as_numpy, framework_of
 from trainkernel.runtime.export import DeviceArray, allocate, copy_into, deliver, record_use
 from trainkernel.runtime.launch import BoundLaunch, LaunchPlan
 from trainkernel.runtime.module import LoadedKernel, ResourceUsage, load
+from trainkernel.runtime.scalars import find_scalar, scalars_by_key
 from trainkernel.runtime.streams import LEGACY_STREAM, current_stream_getter, current_stream_owner, stream_handle
 
 
@@ -157,21 +158,20 @@ class HostKernel(Kernel):
         checked = check_arguments(self._signature, inputs, device=("cpu", 0))
         results = self._run(checked, checked.scalars)
         framework, like = _framework_of_first(self._signature, inputs)
-        delivered = []
-        for index, result in enumerate(results):
-            target = self.stats.inplace_outputs.get(index)
-            if target is not None:
-                np.copyto(as_numpy(checked.inputs[target]), result, casting="no")
-                delivered.append(inputs[target])
-            elif framework == "torch":
-                array = allocate("torch", result.shape, self.program.outputs[index].dtype, ("cpu", 0))
-                copy_into(array, result)
-                delivered.append(array)
-            else:
-                delivered.append(deliver(framework, result, like))
-        return tuple(delivered)
+        inplace = self.stats.inplace_outputs
+        fresh = {
+            index: _delivered(framework, like, result, self.program.outputs[index].dtype)
+            for index, result in enumerate(results)
+            if index not in inplace
+        }
+        for index, target in inplace.items():  # last, since all before may still fail
+            np.copyto(as_numpy(checked.inputs[target]), results[index], casting="no")
+        return tuple(
+            inputs[inplace[index]] if index in inplace else fresh[index] for index in range(len(self.program.outputs))
+        )
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> HostBound:
+        check_sequence("outputs", outputs)
         return HostBound(self, check_arguments(self._signature, inputs, outputs, device=("cpu", 0)))
 
     def _run(self, checked: CheckedArguments, scalars: Mapping[int, int | float]) -> Sequence[np.ndarray[Any, Any]]:
@@ -195,6 +195,15 @@ class HostKernel(Kernel):
             raise ArgumentError(f"stream: a kernel on device '{self.device}' runs on the host and takes none")
 
 
+def _delivered(framework: str, like: Any, result: np.ndarray[Any, Any], dtype: str) -> Any:
+    """A result on the host as an array of the caller's framework."""
+    if framework != "torch":
+        return deliver(framework, result, like)
+    array = allocate("torch", result.shape, dtype, ("cpu", 0))
+    copy_into(array, result)
+    return array
+
+
 class HostBound:
     """Host arrays bound to a kernel: the same interface as ``BoundLaunch``."""
 
@@ -202,6 +211,7 @@ class HostBound:
         self._kernel = kernel
         self._checked = checked
         self._scalars = dict(checked.scalars)
+        self._fields = scalars_by_key(kernel._signature.scalars)
 
     def launch(self, stream: Any = None) -> None:
         """Run once on what the bound arrays hold now; done on return."""
@@ -212,12 +222,8 @@ class HostBound:
 
     def set_scalar(self, scalar: str | int, value: Any) -> None:
         """Set a scalar input, by name or input index, for the launches that follow."""
-        for field in self._kernel._signature.scalars:
-            if scalar in (field.name, field.index):
-                self._scalars[field.index] = field.check(value)
-                return
-        known = ", ".join(f"{field.index} '{field.name}'" for field in self._kernel._signature.scalars) or "none"
-        raise ArgumentError(f"no scalar input {scalar!r}; the scalar inputs are: {known}")
+        field = find_scalar(self._fields, scalar)
+        self._scalars[field.index] = field.check(value)
 
     def check(self) -> None:
         """Nothing to wait for: a launch here is done when it returns."""
@@ -287,6 +293,8 @@ class GpuKernel(Kernel):
         )
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> BoundLaunch:
+        check_sequence("inputs", inputs)
+        check_sequence("outputs", outputs)
         framework, _ = _framework_of_first(self._signature, inputs, outputs)
         handle, _ = self._resolve_stream(None, framework)
         checked = check_arguments(self._signature, inputs, outputs, device=("cuda", self._index), stream=handle)
@@ -310,8 +318,9 @@ class GpuKernel(Kernel):
         pointers = []
         for slot in self.stats.slots:
             if slot.kind == "input":
-                array = checked.inputs[slot.index]
-                pointers.append(array.pointer if array.num_elements else 0)
+                need = self._signature.inputs[slot.index]
+                assert isinstance(need, ArrayNeed)
+                pointers.append(checked.inputs[slot.index].pointer if need.span_bytes else 0)
             else:
                 pointers.append(outputs[slot.index])
         return pointers
@@ -360,9 +369,10 @@ def describe_stage(stats: Any, stage: int) -> str:
 
 def _framework_of_first(signature: Signature, inputs: Sequence[Any], outputs: Sequence[Any] = ()) -> tuple[str, Any]:
     """The framework of the first array given, and that array."""
-    scalars = {field.index for field in signature.scalars}
-    arrays = [value for index, value in enumerate(inputs) if index not in scalars]
-    for value in (*arrays, *outputs):
+    for need, value in zip(signature.inputs, inputs, strict=False):
+        if value is not None and isinstance(need, ArrayNeed):
+            return framework_of(value), value
+    for value in outputs:
         if value is not None:
             return framework_of(value), value
     return "other", None

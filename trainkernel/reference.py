@@ -7,16 +7,15 @@ and rounded once to its output's dtype; ``trainkernel.ops.domains`` says how.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import index
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainkernel.dtypes import DTYPES, name_of_numpy
-from trainkernel.errors import ArgumentError, show
+from trainkernel.dtypes import DTYPES, name_of_numpy, scalar_value
+from trainkernel.errors import ArgumentError
 from trainkernel.ir import Loop, Operation, Program, ScalarSpec, TensorSpec, validate
-from trainkernel.ops import OPS, to_float32
+from trainkernel.ops import OPS
 from trainkernel.ops.domains import constant, convert, domain_of_dtype, domain_of_operand, load, operation_domain
 
 Flat = NDArray[Any]
@@ -43,6 +42,8 @@ def run(program: Program, inputs: Sequence[Any]) -> tuple[NDArray[Any], ...]:
         If an input is missing or has another shape or dtype.
     """
     validate(program)
+    if not isinstance(inputs, (list, tuple)):
+        raise ArgumentError(f"inputs: got {type(inputs).__name__}, needs a list or tuple with one entry for each")
     if len(inputs) != len(program.inputs):
         raise ArgumentError(f"the program takes {len(program.inputs)} inputs, got {len(inputs)}")
     buffers = {}
@@ -56,7 +57,12 @@ def _input_buffer(position: int, spec: TensorSpec | ScalarSpec, value: Any) -> F
     """The input as a flat buffer in which the spec's own strides and offset find its elements."""
     dtype = DTYPES[spec.dtype].numpy
     if isinstance(spec, ScalarSpec):
-        return np.array([_scalar_value(position, spec, value)], dtype)
+        try:
+            return np.full(1, scalar_value(value, spec.dtype), dtype)
+        except ArgumentError as error:
+            raise ArgumentError(f"input {position} ({spec.buffer!r}): {error}") from None
+    if isinstance(value, np.ma.MaskedArray):
+        raise ArgumentError(f"input {position} ({spec.buffer!r}): got a masked array, whose mask would be ignored")
     try:
         array = np.asarray(value)
     except ValueError as error:  # rows of different lengths
@@ -70,19 +76,6 @@ def _input_buffer(position: int, spec: TensorSpec | ScalarSpec, value: Any) -> F
     if array.size:
         _view(flat, spec)[...] = array
     return flat
-
-
-def _scalar_value(position: int, spec: ScalarSpec, value: Any) -> int | np.float32:
-    """The number given for a scalar input, in the range of its dtype."""
-    if not isinstance(value, (str, bytes)):
-        try:
-            if spec.dtype == "float32":
-                return to_float32(float(value))
-            if -(2**31) <= index(value) < 2**31:
-                return index(value)
-        except (TypeError, ValueError, OverflowError):
-            pass  # refused below
-    raise ArgumentError(f"input {position} ({spec.buffer!r}): got {show(value)}, needs a number of dtype {spec.dtype}")
 
 
 def _view(flat: Flat, spec: TensorSpec) -> NDArray[Any]:

@@ -301,16 +301,23 @@ def test_scalars_change_between_launches(step: GpuKernel, torch: Any) -> None:
     assert np.array_equal(flipped.cpu().numpy(), want_flipped)
 
 
-def test_a_bound_launch_allocates_nothing(step: GpuKernel, torch: Any) -> None:
+def test_a_bound_launch_allocates_nothing(step: GpuKernel, torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, _, bound = bind_step(step, torch)
     bound.launch()
     torch.cuda.synchronize()
-    free = torch.cuda.mem_get_info()[0]
     blocks = torch.cuda.memory_stats()["allocation.all.allocated"]
+
+    # Seen by this process alone: the device's free memory changes with what others do on it.
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("a launch made something in the driver")
+
+    cuda = driver.require_driver()
+    for name in dir(cuda):
+        if name.startswith(("cuMem", "cuArrayCreate", "cuEventCreate", "cuStreamCreate")):
+            monkeypatch.setattr(cuda, name, refuse)
     for _ in range(1000):
         bound.launch()
     torch.cuda.synchronize()
-    assert torch.cuda.mem_get_info()[0] == free
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == blocks
 
 

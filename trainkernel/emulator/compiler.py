@@ -1,8 +1,9 @@
 """From emitted CUDA sources to loaded shared objects, by the host's C++ compiler.
 
-Two kinds of object are built, both kept in a private cache directory under the hash of all that
-they are made from: the runtime (fibers, barriers, race detector), once per compiler, and one
-object for each list of sources that are compiled together.
+Two kinds of object are built: the runtime (fibers, barriers, race detector), once per compiler,
+and one object for each list of sources that are compiled together. Both are kept in a private
+cache directory. An object's name is the hash of all that it is made from, then the hash of its own
+bytes, which are checked before they are loaded: the loader crashes on a damaged object.
 """
 
 from __future__ import annotations
@@ -27,6 +28,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainkernel.errors import CompileError
+from trainkernel.runtime.cache import (
+    entries_of,
+    evict,
+    make_private,
+    read_private_file,
+    user_directory,
+    write_atomically,
+)
 
 _RUNTIME_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off", "-w")
 # No contraction, no fast math: additions, products, divisions and square roots round as on the device.
@@ -108,13 +117,23 @@ def install_hint() -> str:
 
 
 def find_compiler() -> Compiler | None:
-    """The host's C++ compiler: ``$CXX``, then g++, clang++, c++; None if there is none."""
+    """The host's C++ compiler: ``$CXX``, then g++, clang++, c++; None if there is none.
+
+    Raises
+    ------
+    CompileError
+        If ``$CXX`` cannot be split into words.
+    """
     return _find_compiler(os.environ.get("CXX", ""), os.environ.get("PATH", ""))
 
 
 def is_available() -> bool:
     """Whether programs can be emulated on this host."""
-    return find_compiler() is not None and platform.machine().lower() in ("x86_64", "amd64", "aarch64", "arm64")
+    try:
+        found = find_compiler()
+    except CompileError:  # a wrong $CXX, which building anything will tell
+        return False
+    return found is not None and platform.machine().lower() in ("x86_64", "amd64", "aarch64", "arm64")
 
 
 def require_compiler() -> Compiler:
@@ -135,17 +154,36 @@ def require_compiler() -> Compiler:
 @functools.lru_cache(maxsize=8)
 def _find_compiler(cxx: str, path: str) -> Compiler | None:
     for candidate in (cxx, "g++", "clang++", "c++"):
-        words = tuple(shlex.split(candidate))
+        try:
+            words = tuple(shlex.split(candidate))
+        except ValueError as error:
+            raise CompileError(f"$CXX is {candidate!r}, which is no command ({error})") from None
         if not words or shutil.which(words[0], path=path or None) is None:
             continue
         try:
-            done = subprocess.run([*words, "--version"], capture_output=True, text=True, timeout=60, check=False)
-        except OSError:
+            done = _run([*words, "--version"], timeout_seconds=60)
+        except (OSError, subprocess.TimeoutExpired):
             continue
         if done.returncode == 0:
             flags = ("-mfma",) if _has_fma() else ()
             return Compiler(words, done.stdout.strip(), flags)
     return None
+
+
+def _run(
+    command: Sequence[str], text: str | None = None, timeout_seconds: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    # Replacing errors: a compiler may answer in the encoding of another locale.
+    return subprocess.run(
+        command,
+        input=text,
+        stdin=subprocess.DEVNULL if text is None else None,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=timeout_seconds,
+        check=False,
+    )
 
 
 def _has_fma() -> bool:
@@ -161,56 +199,19 @@ def _shim_text(name: str) -> str:
     return (importlib.resources.files("trainkernel.emulator") / "shim" / name).read_text(encoding="utf-8")
 
 
-def _is_private(directory: Path) -> bool:
-    """Whether only this user can write there: what is loaded from it is code."""
-    if not hasattr(os, "getuid"):
-        return True
-    status = directory.stat()
-    return status.st_uid == os.getuid() and not status.st_mode & 0o022
-
-
-@functools.cache
-def _temporary_directory() -> Path:
-    holder = tempfile.TemporaryDirectory(prefix="trainkernel-emulator-")
-    weakref.finalize(_temporary_directory, holder.cleanup)
-    return Path(holder.name)
-
-
 @functools.lru_cache(maxsize=8)
-def _cache_directory(configured: str, fallback: str) -> Path:
-    """The private cache directory; a temporary one where it cannot be had."""
-    root = Path(configured) if configured else Path(fallback) / "trainkernel"
-    directory = root / "emulator"
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if _is_private(directory) and os.access(directory, os.W_OK | os.X_OK):
-            _prune(directory)
-            return directory
-    except OSError:
-        pass
-    return _temporary_directory()
-
-
-def cache_directory() -> Path:
-    """Where compiled objects are kept: ``$TRAINKERNEL_CACHE_DIR``, else the user's cache directory."""
-    fallback = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return _cache_directory(os.environ.get("TRAINKERNEL_CACHE_DIR", ""), fallback)
-
-
-def _prune(directory: Path) -> None:
-    """Keep the cache below its bound: the objects not used for longest go first."""
-    entries = []
-    for path in directory.iterdir():
+def _private_directory(root: Path | None) -> Path | None:
+    if root is not None:
+        directory = root / "emulator"
         with contextlib.suppress(OSError):
-            status = path.stat()
-            entries.append((status.st_mtime, status.st_size, path))
-    total = sum(size for _, size, _ in entries)
-    for _, size, path in sorted(entries, key=lambda entry: entry[0]):
-        if total <= _MAX_CACHE_BYTES:
-            break
-        with contextlib.suppress(OSError):
-            path.unlink()
-        total -= size
+            if make_private(root) and make_private(directory):
+                return directory
+    return None
+
+
+def cache_directory() -> Path | None:
+    """Where compiled objects are kept: ``emulator`` in the folder of all caches; None where it cannot be used."""
+    return _private_directory(user_directory())
 
 
 def _key(*parts: str) -> str:
@@ -224,7 +225,7 @@ def _key(*parts: str) -> str:
 
 def _compile(command: Sequence[str], text: str, what: str) -> None:
     try:
-        done = subprocess.run(command, input=text, capture_output=True, text=True, encoding="utf-8", check=False)
+        done = _run(command, text)
     except OSError as error:
         raise CompileError(f"cannot run the C++ compiler {command[0]!r}: {error}. {install_hint()}.") from error
     if done.returncode != 0:
@@ -233,24 +234,47 @@ def _compile(command: Sequence[str], text: str, what: str) -> None:
         raise CompileError(f"the C++ compiler {command[0]!r} refused {what}:\n{shown}")
 
 
-def _build(compiler: Compiler, flags: Sequence[str], link: Sequence[str], text: str, path: Path, what: str) -> None:
-    """Compile ``text`` to the shared object ``path``; other processes see all of it or nothing."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".building-", suffix=".so")
-    os.close(handle)
+def _build(compiler: Compiler, flags: Sequence[str], link: Sequence[str], text: str, path: Path, what: str) -> bytes:
+    """Compile ``text`` to the shared object ``path`` and return its bytes."""
+    head = [*compiler.command, *flags]
+    if sys.platform == "darwin":
+        # There the driver would link the sanitizer's own runtime: compile and link apart.
+        _compile([*head, "-x", "c++", "-c", "-", "-o", f"{path}.o"], text, what)
+        _compile([*compiler.command, "-shared", "-undefined", "dynamic_lookup", f"{path}.o", "-o", str(path)], "", what)
+    else:
+        _compile([*head, "-shared", "-x", "c++", "-", "-x", "none", *link, "-o", str(path)], text, what)
     try:
-        head = [*compiler.command, *flags]
-        if sys.platform == "darwin":
-            # There the driver would link the sanitizer's own runtime: compile and link apart.
-            _compile([*head, "-x", "c++", "-c", "-", "-o", name + ".o"], text, what)
-            _compile([*compiler.command, "-shared", "-undefined", "dynamic_lookup", name + ".o", "-o", name], "", what)
-            os.unlink(name + ".o")
-        else:
-            _compile([*head, "-shared", "-x", "c++", "-", "-x", "none", *link, "-o", name], text, what)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise CompileError(f"the C++ compiler {compiler.command[0]!r} accepted {what} and wrote nothing") from None
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _find_object(directory: Path, key: str) -> Path | None:
+    """A whole object of that key; damaged ones, and those that others could have written, do not count."""
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = [name for name in os.listdir(directory) if name.startswith(f"{key}-")]
+    for name in names:
+        with contextlib.suppress(OSError):  # no file, or pruned by another process just now
+            data = read_private_file(directory / name, _MAX_CACHE_BYTES)
+            if data is not None and name == f"{key}-{_digest(data)}.so":
+                return directory / name
+    return None
+
+
+def _store_object(directory: Path, key: str, data: bytes) -> Path | None:
+    """Keep an object and the cache below its bound; None where that fails, which costs only the cache."""
+    path = directory / f"{key}-{_digest(data)}.so"
+    try:
+        write_atomically(path, data)
+        evict(entries_of(directory, ".so"), _MAX_CACHE_BYTES)
+    except OSError:
+        return None
+    return path
 
 
 def _load(path: Path, mode: int) -> ctypes.CDLL:
@@ -260,28 +284,43 @@ def _load(path: Path, mode: int) -> ctypes.CDLL:
     return library
 
 
+def _building_directory() -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix="trainkernel-emulator-")
+    except OSError as error:
+        raise CompileError(f"the emulator needs a folder to compile in: {error}. Name one in $TMPDIR.") from error
+
+
 def _load_or_build(
     compiler: Compiler, flags: Sequence[str], link: Sequence[str], text: str, mode: int, what: str
 ) -> ctypes.CDLL:
     key = _key(compiler.version, "\0".join([*compiler.command, *flags, *link]), text)
-    path = cache_directory() / f"{key}.so"
-    if path.exists():
-        with contextlib.suppress(OSError):  # damaged, or pruned by another process just now: build it again
-            return _load(path, mode)
-    try:
-        _build(compiler, flags, link, text, path, what)
-    except OSError:
-        path = _temporary_directory() / path.name
-        _build(compiler, flags, link, text, path, what)
-    try:
-        return _load(path, mode)
-    except OSError as error:
-        raise CompileError(
-            f"cannot load what was just compiled from {what} (is {path.parent} noexec?): {error}"
-        ) from error
+    directory = cache_directory()
+    found = None if directory is None else _find_object(directory, key)
+    if found is not None:
+        with contextlib.suppress(OSError):  # pruned by another process just now, or noexec
+            return _load(found, mode)
+    # What is loaded stays mapped when its file is removed.
+    with _building_directory() as folder:
+        built = Path(folder) / "object.so"
+        data = _build(compiler, flags, link, text, built, what)
+        stored = None if directory is None else _store_object(directory, key, data)
+        if stored is not None:
+            with contextlib.suppress(OSError):
+                return _load(stored, mode)
+        try:
+            return _load(built, mode)
+        except OSError as error:
+            raise CompileError(
+                f"cannot load what {compiler.command[0]!r} made of {what} (is {folder} noexec?): {error}"
+            ) from error
 
 
 _runtime_lock = threading.Lock()
+# A process forked meanwhile would find it locked for ever.
+os.register_at_fork(
+    before=_runtime_lock.acquire, after_in_parent=_runtime_lock.release, after_in_child=_runtime_lock.release
+)
 
 
 def load_runtime() -> ctypes.CDLL:

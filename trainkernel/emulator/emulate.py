@@ -249,8 +249,13 @@ def emulate(
     num_blocks = default_num_blocks(generated) if num_blocks is None else num_blocks
     if isinstance(num_blocks, bool) or not isinstance(num_blocks, int) or num_blocks < 1:
         raise OptionError(f"num_blocks must be an integer of at least 1, got {num_blocks!r}")
-    if barrier_timeout_ns < 0:
-        raise OptionError(f"barrier_timeout_ns must be at least 0, got {barrier_timeout_ns}")
+    if not isinstance(check_races, bool):
+        raise OptionError(f"check_races must be True or False, got {check_races!r}")
+    is_integer = isinstance(barrier_timeout_ns, int) and not isinstance(barrier_timeout_ns, bool)
+    if not is_integer or not 0 <= barrier_timeout_ns < 1 << 63:
+        raise OptionError(
+            f"barrier_timeout_ns must be an integer of at least 0 and 63 bits, got {barrier_timeout_ns!r}"
+        )
     kernel = _compiled(generated, check_races)
     bound = _bind(generated, inputs)
     result = launch(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -288,6 +289,10 @@ def _report(raw: Any, regions: Sequence[Region]) -> Report:
 
 
 _launch_lock = threading.Lock()
+# A process forked during a launch of another thread would find it locked for ever.
+os.register_at_fork(
+    before=_launch_lock.acquire, after_in_parent=_launch_lock.release, after_in_child=_launch_lock.release
+)
 
 
 def launch(

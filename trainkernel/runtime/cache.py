@@ -20,11 +20,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 import struct
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,9 +50,17 @@ def default_directory() -> Path | None:
     """The folder that the environment asks for; None where the cache is off or there is no home."""
     if os.environ.get("TRAINKERNEL_CACHE", "1").strip().lower() in ("0", "off", "false", "no"):
         return None
+    return user_directory()
+
+
+def user_directory() -> Path | None:
+    """The folder of every cache, whether or not that of cubins is on; None where there is no such place."""
     chosen = os.environ.get("TRAINKERNEL_CACHE_DIR")
     if chosen:
-        return Path(os.path.abspath(os.path.expanduser(chosen)))
+        try:
+            return Path(os.path.abspath(os.path.expanduser(chosen)))
+        except OSError:  # a relative path, in a working directory that was removed
+            return None
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):  # the XDG rule: a relative path is to be ignored
         base = os.path.join(os.path.expanduser("~"), ".cache")
@@ -69,8 +78,8 @@ def max_bytes_from_environment() -> int:
     text = os.environ.get("TRAINKERNEL_CACHE_MAX_BYTES")
     if not text:
         return DEFAULT_MAX_BYTES
-    if not text.strip().isdecimal():
-        raise OptionError(f"TRAINKERNEL_CACHE_MAX_BYTES must be a number of bytes, got {text!r}")
+    if not re.fullmatch("[0-9]{1,18}", text.strip()):
+        raise OptionError(f"TRAINKERNEL_CACHE_MAX_BYTES must be a number of bytes, got {text[:40]!r}")
     return int(text)
 
 
@@ -93,7 +102,7 @@ def unpack_entry(key: str, data: bytes) -> bytes | None:
         return None
     try:
         metadata = json.loads(payload[:metadata_size])
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(metadata, dict) or metadata.get("key") != key:
         return None
@@ -131,9 +140,9 @@ class CubinCache:
         if path is None:
             return None
         try:
-            if not (_is_private(self.directory) and _is_private(path.parent)):
+            if not (_is_private(path.parent.parent) and _is_private(path.parent)):
                 return None
-            data = _read_private_file(path)
+            data = read_private_file(path, self.max_bytes)
             cubin = None if data is None else unpack_entry(key, data)
             if cubin is not None:
                 os.utime(path)
@@ -148,14 +157,12 @@ class CubinCache:
         if path is None or len(data) > self.max_bytes:
             return False
         try:
-            for folder in (path.parent.parent, path.parent):
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                if not _is_private(folder):
-                    return False
-            _write_atomically(path, data)
+            if not (make_private(path.parent.parent) and make_private(path.parent)):
+                return False
+            write_atomically(path, data)
         except OSError:
             return False
-        with suppress(OSError):  # another process removed a folder meanwhile; the next writer evicts
+        with suppress(OSError):  # another process removed the folder meanwhile; the next writer evicts
             self._evict()
         return True
 
@@ -166,27 +173,58 @@ class CubinCache:
         for folder in os.scandir(self.directory):
             if not folder.is_dir(follow_symlinks=False) or len(folder.name) != 2:
                 continue
-            for item in os.scandir(folder.path):
-                try:
-                    info = item.stat(follow_symlinks=False)
-                except OSError:  # another process removed it
-                    continue
-                if item.name.startswith(_TEMPORARY_PREFIX):
-                    if time.time() - info.st_mtime > _STALE_SECONDS:
-                        _unlink(item.path)
-                elif item.name.endswith(_SUFFIX):
-                    entries.append((info.st_mtime, info.st_size, item.path))
-        total = sum(size for _, size, _ in entries)
-        for _, size, path in sorted(entries):
-            if total <= self.max_bytes:
-                break
-            _unlink(path)
+            with suppress(OSError):  # removed, or of someone else: the other folders are still bounded
+                entries += entries_of(folder.path, _SUFFIX)
+        evict(entries, self.max_bytes)
+
+
+def entries_of(folder: str | Path, suffix: str) -> list[tuple[float, int, str]]:
+    """Time of last use, size and path of a folder's entries; stale temporary files are removed.
+
+    Raises
+    ------
+    OSError
+        If the folder cannot be read.
+    """
+    entries = []
+    for item in os.scandir(folder):
+        try:
+            info = item.stat(follow_symlinks=False)
+        except OSError:  # another process removed it
+            continue
+        if item.name.startswith(_TEMPORARY_PREFIX):
+            if time.time() - info.st_mtime > _STALE_SECONDS:
+                _unlink(item.path)
+        elif item.name.endswith(suffix):
+            entries.append((info.st_mtime, info.st_size, item.path))
+    return entries
+
+
+def evict(entries: Iterable[tuple[float, int, str]], max_bytes: int) -> None:
+    """Remove the files not used for longest until those left have at most ``max_bytes`` together.
+
+    Parameters
+    ----------
+    entries : iterable of (float, int, str)
+        Time of last use, size in bytes and path.
+    max_bytes : int
+    """
+    entries = sorted(entries)
+    total = sum(size for _, size, _ in entries)
+    for _, size, path in entries:
+        if total <= max_bytes:
+            return
+        if _unlink(path):
             total -= size
 
 
-def _unlink(path: str) -> None:
-    with suppress(OSError):
+def _unlink(path: str) -> bool:
+    """Remove a file; whether its space is free now."""
+    try:
         os.unlink(path)
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)  # another process was faster
+    return True
 
 
 def _others_can_write(info: os.stat_result) -> bool:
@@ -196,25 +234,48 @@ def _others_can_write(info: os.stat_result) -> bool:
     return info.st_uid != os.geteuid() or bool(info.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
-def _is_private(folder: Path | None) -> bool:
-    if folder is None:
-        return False
+def make_private(folder: Path) -> bool:
+    """Make a folder that only this user can write, or see whether an existing one is such.
+
+    Raises
+    ------
+    OSError
+        If it can neither be made nor seen.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return _is_private(folder)
+
+
+def _is_private(folder: Path) -> bool:
     info = os.lstat(folder)
     return stat.S_ISDIR(info.st_mode) and not _others_can_write(info)
 
 
-def _read_private_file(path: Path) -> bytes | None:
-    """The bytes of a regular file that only this user can write; None for any other."""
+def read_private_file(path: Path, max_bytes: int) -> bytes | None:
+    """The bytes of a regular file that only this user can write; None for any other, or a larger one.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read.
+    """
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     descriptor = os.open(path, flags)
     with open(descriptor, "rb") as file:
         info = os.fstat(descriptor)
-        if not stat.S_ISREG(info.st_mode) or _others_can_write(info):
+        if not stat.S_ISREG(info.st_mode) or _others_can_write(info) or info.st_size > max_bytes:
             return None
-        return file.read()
+        return file.read(info.st_size)
 
 
-def _write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file of mode 0600: other processes see all of it or nothing.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written; nothing is left of it then.
+    """
     descriptor, temporary = tempfile.mkstemp(prefix=_TEMPORARY_PREFIX, dir=path.parent)  # mode 0600
     try:
         with open(descriptor, "wb") as file:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from dataclasses import dataclass, field
+from functools import cache
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,9 +27,8 @@ _BOOL_CODE = 6
 READ_ONLY_FLAG = 1
 
 
-@dataclass(frozen=True)
-class ArrayView:
-    """An array that someone lends.
+class ArrayView(NamedTuple):
+    """An array that someone lends. A tuple, since a call makes one for each of its arrays.
 
     Attributes
     ----------
@@ -64,7 +63,7 @@ class ArrayView:
     device: tuple[str, int]
     readonly: bool
     framework: str
-    owner: Any = field(repr=False, compare=False)
+    owner: Any
     managed: bool = False
     pinned: bool = False
     requires_grad: bool = False
@@ -81,20 +80,31 @@ class ArrayView:
         last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
         return self.pointer + (last + 1) * self.itemsize_bytes
 
+    def __repr__(self) -> str:  # not the owner, whose text may be long, or may wait for a device
+        return f"ArrayView({self} at {self.pointer:#x})"
+
     def __str__(self) -> str:
         where = self.device[0] if self.device[0] == "cpu" else f"cuda:{self.device[1]}"
         dims = ",".join(str(size) for size in self.shape)
         return f"{self.framework} {self.dtype}[{dims}] on {where}"
 
 
+# The framework of each type of array seen; a type is of one framework for ever.
+_frameworks: dict[type, str] = {np.ndarray: "numpy"}
+
+
 def framework_of(obj: Any) -> str:
     """The framework of an array: ``"other"`` if it is none of those known."""
+    known = _frameworks.get(type(obj))
+    if known is not None:
+        return known
     if isinstance(obj, np.ndarray):
         return "numpy"
     for name, type_name in (("torch", "Tensor"), ("cupy", "ndarray"), ("jax", "Array")):
         module = sys.modules.get(name)
         array_type = getattr(module, type_name, None) if module is not None else None
         if array_type is not None and isinstance(obj, array_type):
+            _frameworks[type(obj)] = name
             return name
     return "other"
 
@@ -143,6 +153,8 @@ def _numpy_dtype_name(dtype: np.dtype[Any]) -> str:
 
 
 def _view_numpy(array: np.ndarray[Any, Any]) -> ArrayView:
+    if isinstance(array, np.ma.MaskedArray):
+        raise ArgumentError("got a masked array, whose mask the kernel would ignore; pass .data or .filled(value)")
     if array.dtype.hasobject or array.dtype.itemsize == 0:
         raise ArgumentError(f"got a NumPy array of dtype {array.dtype}, needs one of {', '.join(DTYPES)}")
     itemsize = array.dtype.itemsize
@@ -159,11 +171,24 @@ def _view_numpy(array: np.ndarray[Any, Any]) -> ArrayView:
     )
 
 
+@cache
+def _torch_device(device: Any) -> tuple[str, int] | None:
+    """A torch device as in ``ArrayView``; None if it is neither the CPU nor a CUDA device."""
+    if device.type == "cpu":
+        return "cpu", 0
+    return ("cuda", device.index) if device.type == "cuda" else None
+
+
+@cache
+def _torch_dtype_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _view_torch(tensor: Any) -> ArrayView:
     torch = sys.modules["torch"]
-    device = tensor.device
-    if device.type not in ("cpu", "cuda"):
-        raise ArgumentError(f"got a torch tensor on {device}, needs one on the CPU or a CUDA device")
+    device = _torch_device(tensor.device)
+    if device is None:
+        raise ArgumentError(f"got a torch tensor on {tensor.device}, needs one on the CPU or a CUDA device")
     if tensor.layout != torch.strided:
         raise ArgumentError(f"got a torch tensor of layout {tensor.layout}, needs a strided one")
     if tensor.is_conj() or tensor.is_neg():
@@ -172,14 +197,13 @@ def _view_torch(tensor: Any) -> ArrayView:
         pointer = tensor.data_ptr()
     except RuntimeError as error:  # a fake or functional tensor, met while torch traces
         raise ArgumentError(f"got a torch {type(tensor).__name__} without memory ({error})") from error
-    on_cpu = device.type == "cpu"
     return ArrayView(
         pointer=pointer,
-        shape=tuple(tensor.shape),
+        shape=tensor.shape,  # a tuple
         strides=tensor.stride(),
-        dtype=str(tensor.dtype).removeprefix("torch."),
+        dtype=_torch_dtype_name(tensor.dtype),
         itemsize_bytes=tensor.element_size(),
-        device=("cpu", 0) if on_cpu else ("cuda", device.index),
+        device=device,
         readonly=False,
         framework="torch",
         owner=tensor,
@@ -211,6 +235,17 @@ def _view_jax(array: Any) -> ArrayView:
 
 
 def _view_dlpack(obj: Any, framework: str, stream: int | None) -> ArrayView:
+    try:
+        capsule = _export(obj, framework, stream)
+    except ArgumentError:
+        raise
+    except Exception as error:  # someone else's code: it may raise anything
+        reason = str(error) or type(error).__name__
+        raise ArgumentError(f"got an array of type {type(obj).__name__} that cannot be lent: {reason}") from error
+    return view_capsule(capsule, framework, obj)
+
+
+def _export(obj: Any, framework: str, stream: int | None) -> Any:
     # The device decides what may be asked: on the CPU a stream must not be given.
     device_type, _ = obj.__dlpack_device__()
     if int(device_type) not in _DEVICE_NAMES:
@@ -219,14 +254,10 @@ def _view_dlpack(obj: Any, framework: str, stream: int | None) -> ArrayView:
     if framework == "other" and _DEVICE_NAMES[int(device_type)] == "cuda":
         arguments["stream"] = stream or 1
     try:
-        try:
-            capsule = obj.__dlpack__(**arguments)
-        except TypeError:  # an owner older than max_version
-            del arguments["max_version"]
-            capsule = obj.__dlpack__(**arguments)
-    except (BufferError, RuntimeError, ValueError) as error:
-        raise ArgumentError(f"got an array of type {type(obj).__name__} that cannot be lent: {error}") from error
-    return view_capsule(capsule, framework, obj)
+        return obj.__dlpack__(**arguments)
+    except TypeError:  # an owner older than max_version
+        del arguments["max_version"]
+        return obj.__dlpack__(**arguments)
 
 
 class _DLTensor(ctypes.Structure):
@@ -304,6 +335,8 @@ def view_capsule(capsule: Any, framework: str, exporter: Any) -> ArrayView:
     device_name = _DEVICE_NAMES.get(tensor.device_type)
     if device_name is None:
         raise ArgumentError(f"got an array on DLPack device type {tensor.device_type}, needs the CPU or a CUDA device")
+    if tensor.ndim < 0 or (tensor.ndim > 0 and not tensor.shape):
+        raise ArgumentError(f"got a DLPack array of {tensor.ndim} dimensions without a shape")
     shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
     if tensor.strides:
         strides = tuple(tensor.strides[axis] for axis in range(tensor.ndim))

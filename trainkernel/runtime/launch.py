@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from trainkernel.errors import ArgumentError, LaunchError
+from trainkernel.errors import LaunchError
 from trainkernel.runtime.driver import (
     check,
     describe_status,
@@ -27,9 +27,9 @@ from trainkernel.runtime.driver import (
     require_driver,
     using_device,
 )
-from trainkernel.runtime.memory import DeviceMemory, destroy_event
+from trainkernel.runtime.memory import DeviceMemory, forget_event
 from trainkernel.runtime.module import LoadedKernel
-from trainkernel.runtime.scalars import ScalarField
+from trainkernel.runtime.scalars import ScalarField, find_scalar, scalars_by_key
 from trainkernel.runtime.streams import LEGACY_STREAM, current_stream_getter, current_stream_owner, stream_handle
 
 HEADER_BYTES = 256
@@ -113,8 +113,7 @@ class BoundLaunch:
         self._kernel_params = (ctypes.c_void_p * 1)(ctypes.addressof(self._params))
         self._kernel_params_address = ctypes.addressof(self._kernel_params)
         struct.pack_into("<QQ", self._params, 0, self._workspace.pointer, plan.barrier_timeout_ns)
-        self._fields = {field.name: field for field in plan.scalars}
-        self._fields_by_index = {field.index: field for field in plan.scalars}
+        self._fields = scalars_by_key(plan.scalars)
         self._pointers: tuple[int, ...] | None = None
         if pointers is not None:
             self._write_pointers(tuple(pointers))
@@ -178,7 +177,8 @@ class BoundLaunch:
             If the driver refuses the launch.
         """
         with self._lock:
-            if int(self._get_context()[1]) == self._context:
+            context = self._get_context()[1]  # None if the driver refuses, as in a forked process
+            if context is not None and int(context) == self._context:
                 self._launch(stream)
             else:
                 with using_device(self._device_index):
@@ -193,10 +193,7 @@ class BoundLaunch:
             The input's name, or its index among the kernel's inputs.
         value : number
         """
-        field = self._fields.get(scalar) if isinstance(scalar, str) else self._fields_by_index.get(scalar)
-        if field is None:
-            known = ", ".join(f"{field.index} '{field.name}'" for field in self._plan.scalars) or "none"
-            raise ArgumentError(f"no scalar input {scalar!r}; the scalar inputs are: {known}")
+        field = find_scalar(self._fields, scalar)
         struct.pack_into("4s", self._params, field.offset_bytes, field.pack(value))
 
     def launch_with(
@@ -206,8 +203,10 @@ class BoundLaunch:
 
         Parameters
         ----------
-        pointers, scalars
+        pointers
             As for the constructor.
+        scalars : mapping of int to number
+            By input index; as ``ScalarField.check`` returned them.
         stream : int
         stream_owner : object
             Keeps the stream alive.
@@ -221,7 +220,8 @@ class BoundLaunch:
             if tuple(pointers) != self._pointers or captured:
                 self._write_pointers(tuple(pointers), stream, captured)
             for index, value in scalars.items():
-                self.set_scalar(index, value)
+                field = self._fields[index]
+                struct.pack_into("4s", self._params, field.offset_bytes, field.pack_checked(value))
             self._submit()
             if owners is not None and not captured:
                 event = check(driver.cuEventCreate(int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)), "cuEventCreate")
@@ -298,7 +298,7 @@ class BoundLaunch:
             if self._event is None:
                 flags = int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
                 self._event = check(driver.cuEventCreate(flags), "cuEventCreate")
-                weakref.finalize(self, destroy_event, self._event).atexit = False
+                weakref.finalize(self, forget_event, self._event).atexit = False
             check(driver.cuEventRecord(self._event, self._order_handle), "cuEventRecord")
             check(driver.cuStreamWaitEvent(self._stream, self._event, 0), "cuStreamWaitEvent")
         self._ready_handle = self._order_handle = handle

@@ -7,6 +7,7 @@ kernel never breaks a stream capture elsewhere in the process.
 from __future__ import annotations
 
 import weakref
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -100,3 +101,9 @@ def record_event(device_index: int, stream: int) -> Any:
 def destroy_event(event: Any) -> None:
     """Destroy an event; the driver keeps what still needs it."""
     require_driver().cuEventDestroy(event)
+
+
+def forget_event(event: Any) -> None:
+    """``destroy_event`` for a destructor: the device may be gone, and nobody can be told."""
+    with suppress(Exception):
+        destroy_event(event)

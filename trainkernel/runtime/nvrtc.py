@@ -13,7 +13,7 @@ from typing import Any
 
 from trainkernel.errors import CompileError
 
-_ARCH = re.compile(r"sm_(\d+)[af]?")
+_ARCH = re.compile("sm_[1-9][0-9]{1,2}[af]?")
 _nvrtc: Any = None
 _failure: str | None = None
 _lock = threading.Lock()
@@ -84,7 +84,7 @@ def check_arch(arch: str) -> None:
     CompileError
     """
     if not isinstance(arch, str) or _ARCH.fullmatch(arch) is None:
-        raise CompileError(f"arch must look like 'sm_90' or 'sm_90a', got {arch!r}")
+        raise CompileError(f"arch must look like 'sm_90' or 'sm_90a', got {str(arch)[:40]!r}")
 
 
 def compile_cubin(source: str, arch: str) -> bytes:

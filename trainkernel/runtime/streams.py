@@ -28,23 +28,30 @@ def stream_handle(stream: Any) -> int:
     """
     if stream is None:
         return LEGACY_STREAM
-    if isinstance(stream, int) and not isinstance(stream, bool):
-        if stream < 0:
-            raise ArgumentError(f"stream: got {stream}, needs a stream handle, which is not negative")
-        return stream or LEGACY_STREAM
+    handle = stream if isinstance(stream, int) and not isinstance(stream, bool) else _handle_of_object(stream)
+    if not 0 <= handle < 1 << 64:
+        raise ArgumentError(f"stream: got the handle {handle:#x}, needs one that is not negative and has 64 bits")
+    return handle or LEGACY_STREAM
+
+
+def _handle_of_object(stream: Any) -> int:
+    kind = type(stream).__name__
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
-        answer = protocol() if callable(protocol) else protocol
-        version, handle = answer
+        try:
+            version, handle = protocol() if callable(protocol) else protocol
+            version, handle = int(version), int(handle)
+        except Exception as error:  # someone else's code: it may raise anything
+            raise ArgumentError(f"stream: __cuda_stream__ of {kind} gives no version and handle ({error})") from error
         if version != 0:
-            raise ArgumentError(f"stream: {type(stream).__name__} speaks version {version} of __cuda_stream__, needs 0")
-        return int(handle) or LEGACY_STREAM
+            raise ArgumentError(f"stream: {kind} speaks version {version} of __cuda_stream__, needs 0")
+        return handle
     for attribute in ("cuda_stream", "ptr"):
         handle = getattr(stream, attribute, None)
         if isinstance(handle, int):
-            return handle or LEGACY_STREAM
+            return handle
     raise ArgumentError(
-        f"stream: got {type(stream).__name__}, needs None, an integer handle, or an object with __cuda_stream__, "
+        f"stream: got {kind}, needs None, an integer handle, or an object with __cuda_stream__, "
         "such as a torch, CuPy or cuda.core stream"
     )
 
