@@ -67,6 +67,25 @@ def full(shape: Sequence[int], value: float, dtype: Any) -> Value:
     return bind_to("full", (), {"value": number}, [Aval(shape, name)])[0]
 
 
+def as_array(x: Any, dtype: str | None = None) -> Value:
+    """The value as an array; a Python number becomes a weak one in a traced function.
+
+    Parameters
+    ----------
+    x : array, number or nested list of numbers
+    dtype : str, optional
+        Of a Python number; an array keeps its own.
+    """
+    value = as_value(x)
+    if not is_scalar(value):
+        return value
+    name = aval_of(value).dtype if dtype is None else dtype
+    number = float(value) if is_float(name) else int(value)
+    if not is_tracing():
+        return np.full((), number, DTYPES[name].numpy)
+    return bind_to("full", (), {"value": number}, [Aval((), name, True)])[0]
+
+
 def iota(size: int, dtype: Any = "int32") -> Value:
     """``0, 1, ..., size - 1``."""
     return bind_to("iota", (), {}, [Aval((size,), dtype_name(dtype))])[0]
@@ -241,12 +260,14 @@ def scatter_add(indices: Value, updates: Value, *, size: int) -> Value:
     return bind("scatter_add", (indices, updates), {"size": size}, [_dtype(updates)])[0]
 
 
-def mm(a: Value, b: Value) -> Value:
-    return bind("mm", (a, b), {}, [_dtype(a)])[0]
+def mm(a: Value, b: Value, *, dtype: str | None = None) -> Value:
+    """The product of two matrices, in ``dtype`` or that of ``a``."""
+    return bind("mm", (a, b), {}, [_dtype(a) if dtype is None else dtype])[0]
 
 
-def bmm(a: Value, b: Value) -> Value:
-    return bind("bmm", (a, b), {}, [_dtype(a)])[0]
+def bmm(a: Value, b: Value, *, dtype: str | None = None) -> Value:
+    """Products of matrices, one for each of the batch, in ``dtype`` or that of ``a``."""
+    return bind("bmm", (a, b), {}, [_dtype(a) if dtype is None else dtype])[0]
 
 
 # ---------------------------------------------------------------------------- promotion and broadcasting
@@ -271,7 +292,7 @@ def together(values: Sequence[Value], *, floating: bool = False) -> list[Value]:
     dtype = inexact(dtype) if floating else dtype
     arrays = [value for value in values if not is_scalar(value)]
     if not arrays:
-        return [cast(value, dtype) for value in values]
+        return [as_array(value, dtype) for value in values]
     try:
         shape = tuple(np.broadcast_shapes(*(array.shape for array in arrays)))
     except ValueError:
@@ -281,8 +302,9 @@ def together(values: Sequence[Value], *, floating: bool = False) -> list[Value]:
 
 
 def _as_dtype(x: Value, dtype: str) -> Value:
-    """The array in a dtype; a weak one of that dtype is left alone."""
-    return x if aval_of(x).dtype == dtype else cast(x, dtype)
+    """The array in a dtype, as weak as it was."""
+    aval = aval_of(x)
+    return x if aval.dtype == dtype else bind_to("cast", (x,), {}, [Aval(aval.shape, dtype, aval.weak)])[0]
 
 
 def _literal(value: float, dtype: str) -> float:
@@ -312,7 +334,7 @@ def unary(op: Callable[..., Value], x: Any, *, floating: bool = False) -> Value:
     value = as_value(x)
     dtype = aval_of(value).dtype
     dtype = inexact(dtype) if floating else dtype
-    return op(cast(value, dtype) if is_scalar(value) else _as_dtype(value, dtype))
+    return op(as_array(value, dtype) if is_scalar(value) else _as_dtype(value, dtype))
 
 
 def sum_to(x: Value, shape: Shape) -> Value:

@@ -163,20 +163,6 @@ def _is_operand(value: Any) -> bool:
     return isinstance(value, (Array, np.ndarray, np.generic, bool, int, float)) or hasattr(value, "__dlpack__")
 
 
-# Methods and properties of arrays, by the function of trainkernel.numpy that does it.
-_METHODS = {
-    **{
-        name: name for name in ("all", "any", "argmax", "argmin", "clip", "cumsum", "max", "mean", "min", "prod", "sum")
-    },
-    **{name: name for name in ("ravel", "repeat", "reshape", "round", "squeeze", "std", "swapaxes", "take", "var")},
-    "transpose": "transpose",
-    "astype": "astype",
-    "dot": "dot",
-    "flatten": "ravel",
-}
-_PROPERTIES = {"T": "transpose", "mT": "matrix_transpose", "at": "at"}
-
-
 class Array:
     """A value of a function that is being traced: it has a shape and a dtype, and no elements.
 
@@ -283,10 +269,11 @@ class Array:
         return (self[position] for position in range(len(self)))
 
     def __getattr__(self, name: str) -> Any:
-        if name in _METHODS:
-            return functools.partial(_numpy(_METHODS[name]), self)
-        if name in _PROPERTIES:
-            return _numpy(_PROPERTIES[name])(self)
+        named = import_module("trainkernel.numpy.methods")
+        if name in named.METHODS:
+            return functools.partial(named.METHODS[name], self)
+        if name in named.PROPERTIES:
+            return named.PROPERTIES[name](self)
         raise AttributeError(f"a traced array has no attribute {name!r}")
 
     def __len__(self) -> int:
@@ -468,7 +455,8 @@ def bind(op: str, inputs: Sequence[Any], attrs: Mapping[str, Any], dtypes: Seque
         results = entry.shape(shapes, attrs)
     except ProgramError as error:
         raise TraceError(f"{op}: {error}{at_user_line()}") from None
-    weak = op not in ("compare", "cast") and bool(inputs) and all(aval_of(operand).weak for operand in inputs)
+    data = inputs if entry.data_operands is None else [inputs[position] for position in entry.data_operands]
+    weak = op not in ("compare", "cast") and bool(data) and all(aval_of(operand).weak for operand in data)
     avals = [Aval(tuple(shape), dtype, weak) for shape, dtype in zip(results, dtypes, strict=True)]
     return bind_to(op, inputs, attrs, avals)
 

@@ -12,6 +12,14 @@ from trainkernel.trace import as_value, at_user_line, aval_of, is_scalar
 
 Value = Any
 
+__all__ = [
+    "add", "bitwise_and", "bitwise_invert", "bitwise_left_shift", "bitwise_not", "bitwise_or", "bitwise_right_shift",
+    "bitwise_xor", "divide", "divmod", "equal", "float_power", "floor_divide", "fmod", "greater", "greater_equal",
+    "invert", "left_shift", "less", "less_equal", "logical_and", "logical_not", "logical_or", "logical_xor", "mod",
+    "multiply", "negative", "not_equal", "positive", "power", "pow", "remainder", "right_shift", "subtract",
+    "true_divide",
+]  # fmt: skip
+
 # ---------------------------------------------------------------------------- arithmetic
 
 
@@ -47,6 +55,21 @@ def remainder(x: Value, y: Value) -> Value:
 mod = remainder
 
 
+def divmod(x: Value, y: Value) -> tuple[Value, Value]:
+    """``floor_divide`` and ``remainder``."""
+    return floor_divide(x, y), remainder(x, y)
+
+
+def fmod(x: Value, y: Value) -> Value:
+    """The remainder with the sign of the dividend."""
+    return b.binary(_fmod, x, y)
+
+
+def _fmod(x: Value, y: Value) -> Value:
+    rest = b.remainder(b.abs(x), b.abs(y))
+    return b.where(b.compare(x, 0, "lt"), b.neg(rest), rest)
+
+
 def negative(x: Value) -> Value:
     return b.unary(b.neg, x)
 
@@ -69,6 +92,9 @@ def power(x: Value, y: Value) -> Value:
     if is_scalar(exponent) and is_float(aval_of(value).dtype):
         return b.pow(b.cast(value, aval_of(value).dtype) if is_scalar(value) else value, float(exponent))
     return b.binary(b.power, value, exponent, floating=True)
+
+
+pow = power
 
 
 def _integer_power(x: Value, exponent: int) -> Value:
@@ -169,7 +195,7 @@ def bitwise_not(x: Value) -> Value:
     return b.bitwise_not(*_integers("bitwise_not", value, value)[:1])
 
 
-invert = bitwise_not
+invert = bitwise_invert = bitwise_not
 
 
 def left_shift(x: Value, y: Value) -> Value:
@@ -178,3 +204,6 @@ def left_shift(x: Value, y: Value) -> Value:
 
 def right_shift(x: Value, y: Value) -> Value:
     return b.shift_right(*_integers("right_shift", x, y))
+
+
+bitwise_left_shift, bitwise_right_shift = left_shift, right_shift

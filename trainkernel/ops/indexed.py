@@ -298,6 +298,9 @@ def _dynamic_slice_batch(b: Any, ins: Sequence[Any], batched: Sequence[bool], at
     x, *starts = ins
     if not any(batched[1:]):
         return b.dynamic_slice(x, b.full((), 0, "int32"), *starts, sizes=(size, *attrs["sizes"]))
+    if tuple(attrs["sizes"][1:]) == tuple(x.shape[2 if batched[0] else 1 :]) and attrs["sizes"][0] == 1 and batched[1]:
+        rows = _take_batch(b, (x, b.cast(starts[0], "int32")), (batched[0], True), attrs, size)
+        return b.reshape(rows, (size, *attrs["sizes"]))
     x = _spread(b, x, batched[0], size)
     index = _window_index(b, starts, batched[1:], x.shape[1:], tuple(attrs["sizes"]), size)
     example = b.broadcast(b.iota(size, "int32") * prod(x.shape[1:]), index.shape, (0,))

@@ -21,6 +21,7 @@ from trainkernel.ops.entry import (
     check_comparison,
     check_number,
     float_literal,
+    is_number,
     literal,
     pointwise_shape,
 )
@@ -222,6 +223,8 @@ def _pow_vjp(b: Any, cts: Sequence[Any], outs: Sequence[Any], ins: Sequence[Any]
 
 def _power_vjp(b: Any, ct: Any, out: Any, x: Any, y: Any) -> Sequence[Any]:
     """Zero where the exponent is zero, and for the exponent where the base is zero, as in JAX."""
+    if is_number(x):
+        return None, ct * (out * (math.log(x) if x > 0 else 0.0 if x == 0 else math.nan))
     base = ct * y * b.power(x, b.where(b.compare(y, 0, "eq"), 1, y - 1))
     exponent = ct * b.log(b.where(b.compare(x, 0, "eq"), 1, x)) * out
     return base, exponent

@@ -1,0 +1,200 @@
+"""A small part of ``jax.lax``: what NumPy has no name for."""
+
+from __future__ import annotations
+
+from builtins import slice as builtin_slice
+from collections.abc import Sequence
+from typing import Any
+
+from trainkernel import numpy as tnp
+from trainkernel import primitives as b
+from trainkernel.derivatives import stop_gradient
+from trainkernel.errors import TraceError
+from trainkernel.numpy.axes import as_int, as_shape, one_axis
+from trainkernel.numpy.indexing import wrapped
+from trainkernel.numpy.products import dot_general
+from trainkernel.numpy.reductions import running
+from trainkernel.promotion import is_float
+from trainkernel.trace import as_value, at_user_line, aval_of, is_scalar
+from trainkernel.windows import conv_general_dilated
+
+Value = Any
+
+__all__ = [
+    "broadcast_in_dim", "broadcasted_iota", "conv_general_dilated", "cummax", "cummin", "cumprod", "cumsum",
+    "dot_general", "dynamic_index_in_dim", "dynamic_slice", "dynamic_slice_in_dim", "dynamic_update_index_in_dim",
+    "dynamic_update_slice", "dynamic_update_slice_in_dim", "erf", "iota", "rsqrt", "select", "slice",
+    "slice_in_dim", "stop_gradient",
+]  # fmt: skip
+
+
+# ---------------------------------------------------------------------------- elements
+
+
+def rsqrt(x: Value) -> Value:
+    """``1 / sqrt(x)``."""
+    return b.unary(b.rsqrt, x, floating=True)
+
+
+def erf(x: Value) -> Value:
+    """The error function."""
+    return b.unary(b.erf, x, floating=True)
+
+
+def select(pred: Value, on_true: Value, on_false: Value) -> Value:
+    """Elements of ``on_true`` where ``pred`` holds, of ``on_false`` elsewhere."""
+    return tnp.where(pred, on_true, on_false)
+
+
+def iota(dtype: Any, size: int) -> Value:
+    """``0, 1, ..., size - 1``."""
+    return b.iota(as_int(size, "the size of iota"), dtype)
+
+
+def broadcasted_iota(dtype: Any, shape: Any, dimension: int) -> Value:
+    """The coordinate along one dim."""
+    sizes = as_shape(shape)
+    dim = one_axis(dimension, len(sizes), "broadcasted_iota")
+    return b.broadcast(b.iota(sizes[dim], dtype), sizes, (dim,))
+
+
+def broadcast_in_dim(operand: Value, shape: Any, broadcast_dimensions: Sequence[int]) -> Value:
+    """The array with its dims at ``broadcast_dimensions`` of ``shape``."""
+    return b.broadcast(b.as_array(operand), as_shape(shape), tuple(broadcast_dimensions))
+
+
+# ---------------------------------------------------------------------------- running results
+
+
+def _running(op: Any, neutral: Any, operand: Value, axis: int, reverse: bool) -> Value:
+    x = b.as_array(operand)
+    along = one_axis(axis, len(x.shape), "a running result")
+    if not reverse:
+        return running(op, neutral, x, along)
+    return b.flip(running(op, neutral, b.flip(x, dims=(along,)), along), dims=(along,))
+
+
+def cumsum(operand: Value, axis: int = 0, reverse: bool = False) -> Value:
+    """Running sums along an axis."""
+    x = b.as_array(operand)
+    return b.cumsum(x, dim=one_axis(axis, len(x.shape), "cumsum"), reverse=reverse)
+
+
+def cumprod(operand: Value, axis: int = 0, reverse: bool = False) -> Value:
+    """Running products along an axis."""
+    return _running(b.mul, 1, operand, axis, reverse)
+
+
+def cummax(operand: Value, axis: int = 0, reverse: bool = False) -> Value:
+    """Running maxima along an axis."""
+    return _running(b.maximum, _bound(operand, False), operand, axis, reverse)
+
+
+def cummin(operand: Value, axis: int = 0, reverse: bool = False) -> Value:
+    """Running minima along an axis."""
+    return _running(b.minimum, _bound(operand, True), operand, axis, reverse)
+
+
+def _bound(operand: Value, is_upper: bool) -> Any:
+    """A number that no element is beyond."""
+    x = b.as_array(operand)
+    if is_float(aval_of(x).dtype):
+        return float("inf") if is_upper else -float("inf")
+    if aval_of(x).dtype == "bool":
+        return int(is_upper)
+    limits = tnp.iinfo(x.dtype)
+    return int(limits.max if is_upper else limits.min)
+
+
+# ---------------------------------------------------------------------------- slices
+
+
+def slice(
+    operand: Value, start_indices: Sequence[int], limit_indices: Sequence[int], strides: Sequence[int] | None = None
+) -> Value:
+    """A box between static bounds."""
+    x = b.as_array(operand)
+    return b.slice(x, as_shape(start_indices), as_shape(limit_indices), as_shape(strides or (1,) * len(x.shape)))
+
+
+def slice_in_dim(
+    operand: Value, start_index: int | None, limit_index: int | None, stride: int = 1, axis: int = 0
+) -> Value:
+    """A range of one dim."""
+    x = b.as_array(operand)
+    along = one_axis(axis, len(x.shape), "slice_in_dim")
+    index = [builtin_slice(None)] * len(x.shape)
+    index[along] = builtin_slice(start_index, limit_index, stride)
+    return tnp.get_item(x, tuple(index))
+
+
+def _starts(x: Value, start_indices: Any, what: str) -> list[Value]:
+    """One scalar start for each dim, negative ones counted from the end."""
+    given = list(start_indices)
+    if len(given) != len(x.shape):
+        raise TraceError(f"{what}: {len(given)} starts for an array of shape {list(x.shape)}{at_user_line()}")
+    return [_start(start, size, what) for start, size in zip(given, x.shape, strict=True)]
+
+
+def _start(start: Any, size: int, what: str) -> Value:
+    value = as_value(start)
+    if is_scalar(value):
+        number = as_int(value, f"a start of {what}")
+        return number + size if number < 0 else number
+    if tuple(value.shape) != () or is_float(aval_of(value).dtype):
+        raise TraceError(f"{what}: a start must be an integer scalar, got {aval_of(value)}{at_user_line()}")
+    return wrapped(value, size)
+
+
+def dynamic_slice(operand: Value, start_indices: Any, slice_sizes: Sequence[int]) -> Value:
+    """A box of static sizes at starts that may be traced; a start is clamped so that the box fits."""
+    x, sizes = b.as_array(operand), as_shape(slice_sizes)
+    if len(sizes) != len(x.shape) or any(size > room for size, room in zip(sizes, x.shape, strict=True)):
+        raise TraceError(
+            f"dynamic_slice: a box of sizes {list(sizes)} does not fit shape {list(x.shape)}{at_user_line()}"
+        )
+    return b.dynamic_slice(x, *_starts(x, start_indices, "dynamic_slice"), sizes=sizes)
+
+
+def dynamic_update_slice(operand: Value, update: Value, start_indices: Any) -> Value:
+    """The array with a box replaced, at starts that may be traced; a start is clamped so that the box fits."""
+    x = b.as_array(operand)
+    box = b.cast(b.as_array(update), x.dtype)
+    starts = list(start_indices) if hasattr(start_indices, "__iter__") else [start_indices]
+    return b.dynamic_update(x, box, *_starts(x, starts, "dynamic_update_slice"))
+
+
+def dynamic_slice_in_dim(operand: Value, start_index: Value, slice_size: int, axis: int = 0) -> Value:
+    """``slice_size`` elements of one dim from a start that may be traced."""
+    x = b.as_array(operand)
+    along = one_axis(axis, len(x.shape), "dynamic_slice_in_dim")
+    starts, sizes = _along(x, along, start_index), list(x.shape)
+    sizes[along] = slice_size
+    return dynamic_slice(x, starts, sizes)
+
+
+def _along(x: Value, axis: int, start: Value) -> list[Any]:
+    starts: list[Any] = [0] * len(x.shape)
+    starts[axis] = start
+    return starts
+
+
+def dynamic_index_in_dim(operand: Value, index: Value, axis: int = 0, keepdims: bool = True) -> Value:
+    """One element of one dim, at an index that may be traced."""
+    result = dynamic_slice_in_dim(operand, index, 1, axis)
+    return result if keepdims else tnp.squeeze(result, axis)
+
+
+def dynamic_update_slice_in_dim(operand: Value, update: Value, start_index: Value, axis: int) -> Value:
+    """The array with a range of one dim replaced."""
+    x = b.as_array(operand)
+    along = one_axis(axis, len(x.shape), "dynamic_update_slice_in_dim")
+    return dynamic_update_slice(x, update, _along(x, along, start_index))
+
+
+def dynamic_update_index_in_dim(operand: Value, update: Value, index: Value, axis: int) -> Value:
+    """The array with one element of one dim replaced."""
+    x, new = b.as_array(operand), b.as_array(update)
+    along = one_axis(axis, len(x.shape), "dynamic_update_index_in_dim")
+    new = new if len(new.shape) == len(x.shape) else tnp.expand_dims(new, along)
+    return dynamic_update_slice_in_dim(x, new, index, along)
