@@ -371,7 +371,7 @@ def test_an_int32_scalar_is_read_as_float32() -> None:
 def test_wrong_scalars(dtype: str, value: Any) -> None:
     b = ProgramBuilder()
     program = b.build([b.op("add", b.scalar("s", dtype), 1)])
-    with pytest.raises(ArgumentError, match="input 0 .'s'.: got "):
+    with pytest.raises(ArgumentError, match=r"input 0 .'s'.: got "):
         reference.run(program, [value])
 
 
