@@ -170,7 +170,8 @@ def _random_reference(arrays: Sequence[Array], attrs: Attrs, shapes: Sequence[Sh
         (key[..., :1], key[..., 1:]),
     )
     place = np.broadcast_to((element & np.uint64(3)).astype(np.int64), (1, *block.shape))
-    return (np.take_along_axis(np.stack(words), place, 0)[0].astype(np.int64),)
+    bits = np.take_along_axis(np.stack(words), place, 0)[0].astype(np.int64)
+    return (bits.reshape((*lead, *attrs["shape"])),)
 
 
 # ---------------------------------------------------------------------------- derivatives
