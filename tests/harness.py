@@ -36,8 +36,8 @@ def _copy(array: NDArray[Any]) -> NDArray[Any]:
 def bits(array: NDArray[Any]) -> bytes:
     """The array's bytes with every NaN made the same: which NaN an operation gives is not promised."""
     array = np.array(array)
-    if array.dtype != np.bool_:
-        with np.errstate(invalid="ignore"):
+    if array.dtype.kind not in "biu":
+        with np.errstate(all="ignore"):
             array[np.isnan(array.astype(np.float32))] = np.nan
     return array.tobytes()
 
