@@ -14,18 +14,22 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from table import DTYPE_NAMES, attr_sets, strided_array
+from table import DTYPE_NAMES, INTEGERS, attr_sets, is_covered, strided_array
 
 from trainkernel import reference
+from trainkernel.arithmetic import domain_of
 from trainkernel.dtypes import DTYPES
 from trainkernel.errors import ProgramError
-from trainkernel.ir import Loop, Operand, Operation, ScalarSpec, TensorSpec, dense_strides
+from trainkernel.ir import Loop, Operand, Operation, Program, ScalarSpec, TensorSpec, dense_strides
 from trainkernel.ops import OPS
+from trainkernel.ops.domains import FLOAT_DOMAINS
+from trainkernel.validation import validate_program
 
 T = TypeVar("T")
 
 MAX_VALUE = 120.0
 MAX_ELEMENTS = 4900
+MAX_FACTORS = 40
 SIZES = (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32, 33, 40, 64, 65, 70)
 DEPTHS = (1, 3, 8, 9, 16, 33, 64, 65, 70, 100, 130, 201)
 
@@ -76,7 +80,9 @@ class Grower:
         """A new tensor input: normal values, small for products' sake; sometimes with strides of its own."""
         dtype = dtype or self.dtype()
         values = np.asarray(self.rng.standard_normal(shape))
-        array = np.array(values > 0 if dtype == "bool" else 0.7 * values, DTYPES[dtype].numpy)
+        if dtype in INTEGERS:
+            values = np.round(4 * np.abs(values) if dtype[0] == "u" else 4 * values) / 0.7
+        array = np.asarray(values > 0 if dtype == "bool" else 0.7 * values).astype(DTYPES[dtype].numpy)
         spec = TensorSpec.dense(self._name("x"), tuple(shape), dtype)
         if not dense and array.ndim and self.chance(0.15):
             strides = tuple(2 * step for step in dense_strides(spec.shape))
@@ -155,12 +161,28 @@ class Grower:
         operation = Operation(
             outputs[0].buffer, op, tuple(operands), outputs if len(outputs) > 1 else outputs[0], attrs
         )
+        if not self._computes(operation):
+            return None
         with np.errstate(all="ignore"):
             results = reference._run_operation(operation, self.buffers)
         if not all(_is_moderate(result) for result in results):
             return None
         self._append(operation, results)
         return outputs[-1]
+
+    @staticmethod
+    def _computes(operation: Operation) -> bool:
+        """Whether one domain holds the operation's operands and numbers, and no integer cuts an uncertain sum."""
+        specs = {
+            spec.buffer: TensorSpec.dense(spec.buffer, (spec.last_index + 1,), spec.dtype)
+            for spec in operation.tensor_inputs
+        }
+        try:
+            validate_program(Program(tuple(specs.values()), (operation,), ()))
+        except ProgramError:
+            return False
+        accumulates = OPS[operation.op].kind != "pointwise" and domain_of(operation) in FLOAT_DOMAINS
+        return not (accumulates and operation.outputs[0].dtype in INTEGERS)
 
     def _append(self, item: Operation | Loop, results: Sequence[NDArray[Any]]) -> None:
         self.items.append(item)
@@ -170,7 +192,8 @@ class Grower:
 
     def pointwise(self) -> TensorSpec | None:
         """Any pointwise op on pool values, views, scalars, or a fresh input that broadcasts."""
-        allowed = [op for op in OPS.values() if op.kind == "pointwise" and not (self.exact and op.max_ulps > 0.5)]
+        kinds = [op for op in OPS.values() if op.kind == "pointwise" and is_covered(op)]
+        allowed = [op for op in kinds if not (self.exact and op.max_ulps > 0.5)]
         op = self.pick(allowed)
         attrs = self.pick(attr_sets(op))
         first = self.view(self.recent())
@@ -203,11 +226,14 @@ class Grower:
         return self.pick(self.pool)
 
     def reduction(self) -> TensorSpec | None:
-        op = str(self.pick(("sum", "mean", "max", "sum") if self.exact else ("sum", "mean", "max", "softmax_stats")))
+        exact = ("sum", "mean", "max", "sum", "min", "prod")
+        op = str(self.pick(exact if self.exact else (*exact[:3], "min", "prod", "softmax_stats", "moments")))
         operand = self.view(self.recent())
         subsets = [dims for size in range(operand.ndim + 1) for dims in combinations(range(operand.ndim), size)]
         dims = self.pick([None, *subsets])
         reduced = range(operand.ndim) if dims is None else dims
+        if op == "prod" and prod(operand.shape[dim] for dim in reduced) > MAX_FACTORS:
+            return None
         kept = tuple(1 if dim in reduced else size for dim, size in enumerate(operand.shape))
         if dims and self.chance(0.3):
             dims = tuple(dim - operand.ndim for dim in dims)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from growing import Grower
-from table import FLOATS
+from table import DTYPE_NAMES, FLOATS, INTEGERS
 
 from trainkernel import reference
 from trainkernel.dtypes import DTYPES
@@ -200,7 +200,8 @@ def _loop_program(g: Grower) -> tuple[list[TensorSpec], dict[int, int]]:
     for spec in slices:
         body.add("add", [body.pool[-1], spec], (rows, width), "float32")
     extra = body.add("sum", [body.pool[-1]], None, "float32", dims=(1,))
-    after = body.add("tanh", [body.pool[-2] if extra else body.pool[-1]], (rows, width), dtype)
+    squash = "sign" if dtype in INTEGERS else "tanh"
+    after = body.add(squash, [body.pool[-2] if extra else body.pool[-1]], (rows, width), dtype)
     assert after is not None
     ys = [spec for spec in (extra, after.T if g.chance(0.5) else after) if spec is not None and g.chance(0.6)]
     program = Program(tuple(body.specs), tuple(body.items), (after, *ys))
@@ -238,7 +239,12 @@ def random_program(seed: int) -> RandomProgram:
     if rng.random() < 0.25:
         dtypes = (str(rng.choice(("float16", "bfloat16"))),)
     exact = rng.random() < 0.3
-    g = Grower(rng, ("float32",) if exact else dtypes, exact=exact)
+    if exact:
+        dtypes = ("float32",)
+    if kind in ("mixture", "loop") and rng.random() < 0.35:
+        # Exact, because what an integer is truncated from must not be uncertain.
+        dtypes, exact = tuple(str(name) for name in rng.choice(("float32", "int32", *DTYPE_NAMES), 3)), True
+    g = Grower(rng, dtypes, exact=exact)
     outputs, inplace = _KINDS[kind](g)
     program = Program(tuple(g.specs), tuple(g.items), tuple(outputs))
     validate_program(program)

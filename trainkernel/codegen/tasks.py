@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainkernel.access import AccessWalker, ReductionSpace
+from trainkernel.access import AccessWalker, ReductionSpace, operand_index
 from trainkernel.arithmetic import domain_of, scale_of
 from trainkernel.codegen.conversions import C_TYPES, register_type, store
 from trainkernel.codegen.scans import emit_scan, scan_shared_bytes, scatter_sum
@@ -188,8 +188,10 @@ class _TaskEmitter:
         if copy.source is None:
             value = literal(0, domain_of_dtype(destination.dtype))
         else:
-            own = domain_of_dtype(copy.source.dtype)
-            value = values.operand(copy.source, delinearize(element, copy.shape), own)
+            # An output may be of another dtype than its buffer.
+            own = domain_of_dtype(self.scope.dtype(copy.source.buffer))
+            index = operand_index(copy.source, delinearize(element, copy.shape))
+            value = values.element(copy.source.buffer, index)
             if own != domain_of_dtype(destination.dtype):
                 value = self.scope.rounded(value, own, destination.dtype)
         stores = [(store(pointer, element, "{}", destination.dtype), value)]
