@@ -15,12 +15,24 @@ from typing import Any
 import numpy as np
 
 from trainkernel.dtypes import DTYPES, DType
+from trainkernel.errors import ArgumentError
 from trainkernel.runtime.dlpack import CUDA, DLManagedTensor, DLManagedTensorVersioned, as_numpy, view
 from trainkernel.runtime.driver import check, using_device
 from trainkernel.runtime.memory import DeviceMemory, destroy_event, record_event
 from trainkernel.runtime.streams import LEGACY_STREAM, current_stream_getter
 
-_CODES = {"float32": (2, 32), "float16": (2, 16), "bfloat16": (4, 16), "bool": (6, 8), "int32": (0, 32)}
+# DLPack's type code of each dtype.
+_CODES = {
+    "float64": 2,
+    "float32": 2,
+    "float16": 2,
+    "bfloat16": 4,
+    "bool": 6,
+    "int32": 0,
+    "int64": 0,
+    "uint32": 1,
+    "uint8": 1,
+}
 
 # Structures lent to consumers, by address: alive until the deleter is called.
 _lent: dict[int, tuple[Any, ...]] = {}
@@ -129,7 +141,7 @@ class DeviceArray:
         tensor.data = self.pointer or None
         tensor.device_type, tensor.device_id = CUDA, self.device_index
         tensor.ndim = ndim
-        tensor.dtype_code, tensor.dtype_bits = _CODES[self.dtype]
+        tensor.dtype_code, tensor.dtype_bits = _CODES[self.dtype], 8 * self._entry.itemsize_bytes
         tensor.dtype_lanes = 1
         tensor.shape = ctypes.cast(sizes, ctypes.POINTER(ctypes.c_int64))
         tensor.strides = ctypes.cast(steps, ctypes.POINTER(ctypes.c_int64))
@@ -202,7 +214,13 @@ def record_use(view_owner: Any, stream: int, device_index: int) -> None:
 def _to_jax(array: Any) -> Any:
     jax = sys.modules["jax"]
     if not isinstance(array, DeviceArray):
-        return jax.device_put(array, jax.devices("cpu")[0])
+        result = jax.device_put(array, jax.devices("cpu")[0])
+        if result.dtype != array.dtype:
+            raise ArgumentError(
+                f"got {result.dtype} from JAX for an output of {array.dtype}, needs the same dtype; "
+                'call jax.config.update("jax_enable_x64", True) first'
+            )
+        return result
     if prod(array.shape) == 0:
         device = next(d for d in jax.devices("gpu") if _local_id(d) == array.device_index)
         return jax.device_put(np.empty(array.shape, array._entry.numpy), device)
