@@ -184,10 +184,8 @@ def _run_operation(operation: Operation, buffers: dict[str, Bounded]) -> list[Bo
         errors = [_moved_error(op, attrs, operands, np.asarray(values[0]), shapes)]
     elif domain in domains.INTEGER_DOMAINS:
         errors = _integer_errors(op, operands, attrs, values)
-    elif op.kind == "scan":
-        errors = [_scan_error(op, attrs, operands[0], domain)]
-    elif op.name == "scatter_add":
-        errors = [_scatter_error(op, attrs, operands, shapes, domain)]
+    elif op.kind == "scan" or op.name == "scatter_add":
+        errors = [_running_error(op, attrs, domain, operands, shapes)]
     elif op.kind == "pointwise":
         errors = [_pointwise_error(op, attrs, domain, operands, dtypes, values[0], shapes)]
     elif op.kind == "product":
@@ -218,9 +216,13 @@ def _integer_errors(
         unknown = sum((operand.error for operand in operands), np.zeros(np.shape(values[0])))
     elif op.kind == "product":
         a, b = operands[-2:]
-        unknown = np.any(a.error > 0, axis=1)[:, None] | np.any(b.error > 0, axis=0)[None, :]
+        unknown = np.any(a.error > 0, axis=-1)[..., None] | np.any(b.error > 0, axis=-2)[..., None, :]
         for bias in operands[:-2]:
             unknown = unknown | (bias.error > 0)
+    elif op.kind == "scan" or op.name == "scatter_add":
+        shapes = [np.shape(value) for value in values]
+        unknown = _running_sum(op, attrs, operands, shapes, (operands[-1].error > 0).astype(np.float64))
+        unknown = unknown + any(np.any(places.error) for places in operands[:-1])
     else:
         unknown = np.any(operands[0].error > 0, axis=reduced_dims(operands[0].value.shape, attrs))
     error = np.where(np.asarray(unknown) > 0, np.inf, 0.0)
@@ -336,7 +338,7 @@ def _settled(operand: Bounded, dims: tuple[int, ...], error: Array) -> Array:
     return np.where(decided & np.isfinite(error), 0.0, error)
 
 
-def _accumulation(op: Op, domain: str, roundings: int, total: Array) -> Array:
+def _accumulation(op: Op, domain: str, roundings: Any, total: Array) -> Array:
     """What adding up in another order may change; in float64 the reference's order is another as well."""
     factor = 2 if domain == "float32" else 4
     return factor * op.max_ulps * roundings * UNITS[domain] * total
@@ -407,39 +409,6 @@ def _stats_error(op: Op, operand: Bounded, attrs: Mapping[str, Any], domain: str
     return [largest_error, spread + _accumulation(op, domain, count + 2, total)]
 
 
-def _scan_error(op: Op, attrs: Mapping[str, Any], operand: Bounded, domain: str) -> Array:
-    """That of a sum of as many terms as each element has."""
-
-    def scanned(array: Array) -> Array:
-        return np.asarray(op.reference([array], attrs, [array.shape])[0], np.float64)
-
-    spread = scanned(operand.error)
-    total = scanned(_finite(np.abs(operand.value))) + spread
-    count = scanned(np.ones(operand.value.shape))
-    error = spread + 2 * op.max_ulps * (count - 1) * UNITS[domain] * total
-    decided = scanned(np.where(~np.isfinite(operand.value) & (operand.error == 0), 1.0, 0.0)) > 0
-    return np.where(decided & np.isfinite(error), 0.0, error)
-
-
-def _scatter_error(
-    op: Op, attrs: Mapping[str, Any], operands: Sequence[Bounded], shapes: Sequence[tuple[int, ...]], domain: str
-) -> Array:
-    """That of a sum of as many terms as each row gets."""
-    places, updates = operands
-    if np.any(places.error):
-        return np.full(shapes[0], np.inf)
-
-    def summed(array: Array) -> Array:
-        return np.asarray(op.reference([places.value, array], attrs, shapes)[0], np.float64)
-
-    spread = summed(updates.error)
-    total = summed(_finite(np.abs(updates.value))) + spread
-    count = summed(np.ones(updates.value.shape))
-    error = spread + 2 * op.max_ulps * np.maximum(count - 1, 0) * UNITS[domain] * total
-    decided = summed(np.where(~np.isfinite(updates.value) & (updates.error == 0), 1.0, 0.0)) > 0
-    return np.where(decided & np.isfinite(error), 0.0, error)
-
-
 def _moments_error(op: Op, operand: Bounded, attrs: Mapping[str, Any], domain: str) -> list[Array]:
     """The mean, and the mean of squares of the differences to it: each is off by both operands' errors."""
     dims, count = _split(operand, attrs)
@@ -454,6 +423,33 @@ def _moments_error(op: Op, operand: Bounded, attrs: Mapping[str, Any], domain: s
     spread = np.sum((2 * size + own) * own, axis=dims)
     error = (spread + _accumulation(op, domain, count + 2, np.sum(squares, axis=dims))) / count
     return [mean_error, _settled(operand, dims, error)]
+
+
+def _running_sum(
+    op: Op, attrs: Mapping[str, Any], operands: Sequence[Bounded], shapes: Sequence[tuple[int, ...]], terms: Array
+) -> Array:
+    """What a scan or a scatter makes of other terms."""
+    return np.asarray(op.reference([*(operand.value for operand in operands[:-1]), terms], attrs, shapes)[0])
+
+
+def _running_error(
+    op: Op,
+    attrs: Mapping[str, Any],
+    domain: str,
+    operands: Sequence[Bounded],
+    shapes: Sequence[tuple[int, ...]],
+) -> Array:
+    """A scan or a scatter: for each result that of a sum of as many terms as it has."""
+    terms = operands[-1]
+    if any(np.any(places.error) for places in operands[:-1]):
+        return np.full(shapes[0], np.inf)
+    spread = _running_sum(op, attrs, operands, shapes, terms.error)
+    total = _running_sum(op, attrs, operands, shapes, _finite(np.abs(terms.value))) + spread
+    count = _running_sum(op, attrs, operands, shapes, np.ones(terms.value.shape))
+    error = spread + _accumulation(op, domain, np.maximum(count - 1, 0), total)
+    settled = np.where(~np.isfinite(terms.value) & (terms.error == 0), 1.0, 0.0)
+    decided = _running_sum(op, attrs, operands, shapes, settled) > 0
+    return np.where(decided & np.isfinite(error), 0.0, error)
 
 
 _REDUCTION_ERRORS: Mapping[str, Callable[[Op, Bounded, Mapping[str, Any], str], list[Array]]] = {

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from scan_table import INDEX_DTYPES
 from table import DTYPE_NAMES, INTEGERS, attr_sets, is_covered, strided_array
 
 from trainkernel import reference
@@ -105,6 +106,17 @@ class Grower:
         self.buffers[spec.buffer] = reference._input_buffer(0, spec, value)
         self.pool.append(spec.spec)
         return spec.spec
+
+    def index(self, shape: Sequence[int], room: int) -> TensorSpec:
+        """A new input of indices into ``range(room)``, some outside; nothing else reads it."""
+        dtype = str(self.pick(INDEX_DTYPES))
+        low = 0 if dtype.startswith("u") else -2
+        array = np.asarray(self.rng.integers(low, room + 2, shape)).astype(dtype)
+        spec = TensorSpec.dense(self._name("at"), tuple(shape), dtype)
+        self.specs.append(spec)
+        self.arrays.append(array)
+        self.buffers[spec.buffer] = reference._input_buffer(0, spec, array)
+        return spec
 
     # ------------------------------------------------------------------ views
 
@@ -265,12 +277,98 @@ class Grower:
         result = self.add("mm", [a, b])
         return result and self.add("mul", [result, scale], result.shape)
 
+    def batched_product(self) -> TensorSpec | None:
+        """A batched product of a rank-3 value, or of one that all products share."""
+        fitting = [spec for spec in self.pool if spec.ndim == 3 and spec.num_elements]
+        if fitting and self.chance(0.5):
+            a = self.pick(fitting)
+        else:
+            a = self.input((int(self.pick((1, 2, 3, 5))), int(self.pick((1, 3, 17, 33))), int(self.pick((3, 16, 70)))))
+        a = a.mT if self.chance(0.3) else a
+        shape = (a.shape[0], a.shape[2], int(self.pick((1, 4, 20))))
+        b = self.input(shape[1:], a.dtype).broadcast_to(shape) if self.chance(0.3) else self.input(shape, a.dtype)
+        result = self.add("bmm", [a, b])
+        return result and self.add("mul", [result, float(np.float32(1 / max(a.shape[2], 1) ** 0.5))], result.shape)
+
+    def scan(self) -> TensorSpec | None:
+        """A cumulative sum of a value scaled down, along any dim."""
+        operand = self.view(self.recent())
+        if operand.ndim == 0:
+            return None
+        dim = int(self.rng.integers(operand.ndim))
+        scaled = self.add("mul", [operand, 1 / max(operand.shape[dim], 1)], operand.shape)
+        return scaled and self.add("cumsum", [scaled], dim=dim - operand.ndim, reverse=self.chance(0.5))
+
+    def scatter(self) -> TensorSpec | None:
+        updates = self.view(self.recent())
+        if updates.ndim == 0:
+            return None
+        size = int(self.pick((1, 3, 8, 40)))
+        return self.add("scatter_add", [self.index(updates.shape[:1], size), updates], size=size)
+
+    # ------------------------------------------------------------------ indexed operations
+
+    def indexed(self) -> TensorSpec | None:
+        """Any indexed operation on a value or view of rank 1 and more."""
+        x = self.view(self.recent())
+        if x.ndim == 0 or x.num_elements == 0:
+            return None
+        steps = (self._flip, self._pad, self._concatenate, self._take, self._dynamic_slice, self.dynamic_update)
+        return self.pick((*steps, self._drop))(x)
+
+    def _flip(self, x: TensorSpec) -> TensorSpec | None:
+        return self.add("flip", [x], dims=tuple(dim for dim in range(x.ndim) if self.chance(0.6)))
+
+    def _pad(self, x: TensorSpec) -> TensorSpec | None:
+        low, high, interior = (tuple(int(self.pick((0, 0, 1, 3))) for _ in x.shape) for _ in range(3))
+        return self.add("pad", [x, self.pick((0, 0.5, -1))], low=low, high=high, interior=interior)
+
+    def _concatenate(self, x: TensorSpec) -> TensorSpec | None:
+        dim = int(self.rng.integers(x.ndim))
+        rest = (*x.shape[:dim], *x.shape[dim + 1 :])
+        views = [view for spec in self.pool for view in (spec, spec.T) if view.ndim == x.ndim]
+        others = [view for view in views if (*view.shape[:dim], *view.shape[dim + 1 :]) == rest]
+        return self.add(
+            "concatenate", [x, *(self.pick(others) for _ in range(self.pick((0, 1, 1, 3))) if others)], dim=dim
+        )
+
+    def _take(self, x: TensorSpec) -> TensorSpec | None:
+        shape: tuple[int, ...] = self.pick(((), (int(self.pick(self.dims)),), (3, 2)))
+        return self.add("take", [x, self.index(shape, x.shape[0])])
+
+    def _starts(self, x: TensorSpec, sizes: Sequence[int]) -> list[Operand]:
+        pairs = zip(x.shape, sizes, strict=True)
+        return [int(self.rng.integers(-1, 3)) if self.chance(0.3) else self.index((), a - b) for a, b in pairs]
+
+    def _dynamic_slice(self, x: TensorSpec) -> TensorSpec | None:
+        sizes = tuple(int(self.rng.integers(1, size + 1)) if self.chance(0.7) else size for size in x.shape)
+        return self.add("dynamic_slice", [x, *self._starts(x, sizes)], sizes=sizes)
+
+    def dynamic_update(self, x: TensorSpec, dtype: str | None = None) -> TensorSpec | None:
+        """``x`` with a window of it overwritten: by a slice of itself, or by a new input."""
+        update = self._slice(x) if self.chance(0.5) else self.input([max(size // 2, 1) for size in x.shape])
+        return self.add("dynamic_update", [x, update, *self._starts(x, update.shape)], dtype=dtype)
+
+    def _drop(self, x: TensorSpec) -> TensorSpec | None:
+        """Some elements replaced by zero, chosen by random bits."""
+        key = TensorSpec.dense(self._name("key"), (2,), "uint32")
+        bits = TensorSpec.dense(self._name("bits"), x.shape, "uint32")
+        self.specs.append(key)
+        self.arrays.append(self.rng.integers(0, 2**32, 2, np.uint32))
+        self.buffers[key.buffer] = self.arrays[-1]
+        draw = Operation(bits.buffer, "random_bits", (key,), bits, {"shape": x.shape, "stream": 1})
+        self._append(draw, reference._run_operation(draw, self.buffers))
+        self.pool.pop()
+        keep = self.add("compare", [bits, 2**31], x.shape, "bool", comparison=str(self.pick(("lt", "ge"))))
+        return keep and self.add("where", [keep, x, 0], x.shape)
+
     def grow(self, num_operations: int) -> None:
         attempts = 0
+        steps = [self.pointwise] * 6 + [self.reduction, self.product] * 2 + [self.indexed] * 3
+        steps += [self.scan, self.scatter, self.batched_product]
         while len(self.items) < num_operations and attempts < 8 * num_operations:
             attempts += 1
-            step = self.pick((self.pointwise, self.pointwise, self.pointwise, self.reduction, self.product))
-            step()
+            self.pick(steps)()
 
     def outputs(self) -> list[TensorSpec]:
         """The last value and a few more: views, duplicates, other dtypes, now and then an input."""

@@ -77,7 +77,10 @@ def _update_state(g: Grower, outputs: list[TensorSpec], inplace: dict[int, int])
     if g.chance(0.25):
         g.add("tanh", [state], state.shape)
     operands = [state, delta] if g.chance(0.8) else [delta, state]
-    fresh = g.add("sub", operands, state.shape, "float32", alpha=g.pick((1, 0.125)))
+    if state.num_elements and g.chance(0.2):
+        fresh = g.dynamic_update(state, "float32")
+    else:
+        fresh = g.add("sub", operands, state.shape, "float32", alpha=g.pick((1, 0.125)))
     if fresh is None:
         return
     if g.chance(0.3):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from error_bounds import assert_close
 from harness import MAX_UNKNOWN, emulate
+from indexed_table import indexed_cases
+from scan_table import scan_cases
 from table import DTYPE_NAMES, Case, accepts, is_covered, op_cases
 
 from trainkernel import emulator
@@ -32,8 +34,9 @@ def test_op_table(chunk: int) -> None:
 
 
 def test_every_op_is_covered() -> None:
-    covered = {item.op for case in CASES for item in case.program.operations if hasattr(item, "op")}
-    assert covered == {op.name for op in OPS.values() if is_covered(op)}
+    cases = (*CASES, *indexed_cases(), *scan_cases())
+    covered = {item.op for case in cases for item in case.program.operations if hasattr(item, "op")}
+    assert covered == {op.name for op in OPS.values() if op.kind != "view"}
     assert sum(len(case.program.outputs) for case in CASES) > 5000
 
 
