@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
-from numpy_cases import Arg, Case, assert_close, batched, case, draw, flat, gradient, scalar_of, traced
+from numpy_cases import (
+    Arg,
+    assert_batch_is_loop,
+    assert_close,
+    assert_derivatives,
+    call_of,
+    case,
+    draw,
+    flat,
+    gradient,
+    scalar_of,
+    traced,
+)
 
 import trainkernel.numpy as tnp
-from trainkernel import derivatives
 
 INT = Arg((3, 4), "int32", -5, 6)
 BOOL = Arg((3, 4), "bool")
@@ -324,10 +333,6 @@ CASES = {
 SMOOTH = {name: each for name, each in CASES.items() if each.is_smooth}
 
 
-def call_of(each: Case, module: Any) -> Any:
-    return lambda *arrays: each.call(module, *arrays)
-
-
 @pytest.mark.parametrize("name", [name for name, each in CASES.items() if each.oracle != "jax"])
 def test_values_are_numpys(name: str) -> None:
     each = CASES[name]
@@ -359,30 +364,7 @@ def test_derivatives_are_finite_differences(name: str) -> None:
     """In float64: the gradient along a direction, and its derivative along another."""
     each = SMOOTH[name]
     arrays = draw(each.args, name, "float64")
-    check_derivatives(call_of(each, tnp), arrays, tnp)
-
-
-def check_derivatives(function: Any, arrays: list[Any], module: Any) -> None:
-    numbers = tuple(position for position, x in enumerate(arrays) if x.dtype == np.float64)
-    generator = np.random.default_rng(7)
-    weights = [generator.uniform(0.5, 1.5, y.shape) for y in flat(function(*arrays))]
-    total = scalar_of(function, weights, module)
-    direction = {position: generator.uniform(-1, 1, arrays[position].shape) for position in numbers}
-
-    def moved(step: float) -> list[Any]:
-        return [x + step * direction[p] if p in direction else x for p, x in enumerate(arrays)]
-
-    def along(*values: Any) -> Any:
-        slopes = derivatives.grad(total, argnums=numbers)(*values)
-        return sum((module.sum(slope * direction[p]) for slope, p in zip(slopes, numbers, strict=True)), start=0.0)
-
-    step = 1e-6
-    slope = (total(*moved(step)) - total(*moved(-step))) / (2 * step)
-    np.testing.assert_allclose(along(*arrays), slope, rtol=1e-6, atol=1e-7)
-    curvature = (along(*moved(step)) - along(*moved(-step))) / (2 * step)
-    second = gradient(along, arrays, numbers)
-    got = sum(float(np.sum(g * direction[p])) for g, p in zip(second, numbers, strict=True))
-    np.testing.assert_allclose(got, curvature, rtol=1e-5, atol=1e-6)
+    assert_derivatives(call_of(each, tnp), arrays, tnp)
 
 
 @pytest.mark.parametrize("name", SMOOTH)
@@ -406,13 +388,4 @@ def test_gradients_are_jaxs(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, each in CASES.items() if each.args])
 def test_a_batch_is_a_loop(name: str) -> None:
     each = CASES[name]
-    function = call_of(each, tnp)
-    rows = [draw(each.args, f"{name} {row}") for row in range(3)]
-    wanted = [np.stack(column) for column in zip(*(flat(function(*row)) for row in rows), strict=True)]
-    stacked = [np.stack(column) for column in zip(*rows, strict=True)]
-    got = flat(batched(function, stacked))
-    assert_close(got, wanted, 1e-6)
-    if len(stacked) > 1:
-        mixed = [stacked[0], *rows[0][1:]]
-        wanted = [np.stack(c) for c in zip(*(flat(function(r[0], *rows[0][1:])) for r in rows), strict=True)]
-        assert_close(flat(batched(function, mixed, (0, *(None for _ in mixed[1:])))), wanted, 1e-6)
+    assert_batch_is_loop(call_of(each, tnp), [draw(each.args, f"{name} {row}") for row in range(3)], 1e-6)
