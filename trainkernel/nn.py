@@ -35,7 +35,7 @@ __all__ = [
 
 def relu(x: Value) -> Value:
     """``max(x, 0)``, with derivative 0 at 0; NaN stays NaN."""
-    return b.unary(b.relu, x)
+    return b.unary(b.relu, b.numeric(x))
 
 
 def relu6(x: Value) -> Value:
@@ -326,7 +326,7 @@ def dot_product_attention(
     TraceError
         If the shapes do not fit.
     """
-    q, k, v = (b.as_array(x) for x in (query, key, value))
+    q, k, v = (_floating(x) for x in (query, key, value))
     _check_attention(tuple(q.shape), tuple(k.shape), tuple(v.shape))
     if len(q.shape) == 3:
         batched = [b.reshape(x, (1, *x.shape)) for x in (q, k, v)]

@@ -463,6 +463,7 @@ def bind(op: str, inputs: Sequence[Any], attrs: Mapping[str, Any], dtypes: Seque
 
 def bind_to(op: str, inputs: Sequence[Any], attrs: Mapping[str, Any], avals: Sequence[Aval]) -> tuple[Any, ...]:
     """``bind`` for results of known shapes."""
+    inputs = [np.asarray(operand) if isinstance(operand, np.generic) else operand for operand in inputs]
     if is_tracing() or any(isinstance(operand, Array) for operand in inputs):
         return make(op, inputs, attrs, avals)
     if OPS[op].kind == "view":
