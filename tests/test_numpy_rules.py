@@ -88,6 +88,8 @@ def test_methods_and_properties_are_numpys() -> None:
             m**2,
             m // 2,
             m % 2,
+            divmod(m, 2)[1],
+            divmod(7, m + 1)[0],
         ]
 
     for got, wanted in zip(traced(run, [x]), run(x), strict=True):

@@ -245,6 +245,15 @@ class Array:
     __ge__, _ = _operators("greater_equal")
     __hash__ = object.__hash__
 
+    def __divmod__(self, other: Any) -> Any:
+        return _numpy("divmod")(self, other)
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return _numpy("divmod")(other, self)
+
+    def __round__(self, ndigits: int = 0) -> Any:
+        return _numpy("round")(self, ndigits)
+
     def __neg__(self) -> Any:
         return _numpy("negative")(self)
 
