@@ -243,6 +243,9 @@ class _Graph:
             return False
         for reader in readers:
             self._edge(reader, writer)
+        loop = self._drafts[writer].loop
+        if loop is not None and any(operand.buffer == target.buffer for operand in loop.inputs):
+            self._no_init.add(spec.buffer)  # the carry starts as the state that it takes over
         self.places[spec.buffer] = InputPlace(input_index)
         self.direct_outputs += 1
         self.direct_state_commits += 1
@@ -259,10 +262,7 @@ class _Graph:
             return True
         if spec.buffer not in carry or reads != [loop.num_constants + carry.index(spec.buffer)]:
             return False
-        if not whole_buffer(loop.inputs[reads[0]], self._declared[state]):
-            return False
-        self._no_init.add(spec.buffer)
-        return True
+        return whole_buffer(loop.inputs[reads[0]], self._declared[state])
 
     def _initialise_loops(self) -> None:
         """Copy each carry's initial value into the carry's storage, unless it is that storage."""
