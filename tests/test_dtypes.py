@@ -16,7 +16,7 @@ from trainkernel import reference
 from trainkernel.builder import ProgramBuilder
 from trainkernel.codegen import generate
 from trainkernel.dtypes import DTYPES
-from trainkernel.ir import Program
+from trainkernel.ir import Program, TensorSpec
 from trainkernel.ops import OPS, domains
 from trainkernel.runtime.nvrtc import compile_cubin
 
@@ -139,12 +139,12 @@ def test_kernels_take_and_give_every_dtype() -> None:
 def every_operation(dtype: str) -> Program:
     """Each op of the table once on operands of a dtype."""
     b = ProgramBuilder()
-    outputs = []
+    outputs: list[TensorSpec] = []
     for op in OPS.values():
         if not is_covered(op) or not accepts(op, dtype):
             continue
         attrs = attr_sets(op, domains.promote([dtype], op.accepts))[0]
-        shapes = [(9, 70)] * max(op.num_inputs) if op.kind == "pointwise" else [(9, 300)]
+        shapes: list[tuple[int, ...]] = [(9, 70)] * max(op.num_inputs) if op.kind == "pointwise" else [(9, 300)]
         if op.kind == "product":
             shapes = [(33,), (17, 40), (40, 33)][-max(op.num_inputs) :]
         operands = [b.input("x", shape, dtype) for shape in shapes[: 1 if op.name == "pow" else None]]

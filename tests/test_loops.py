@@ -158,6 +158,16 @@ def test_carries_of_other_dtypes(dtype: str) -> None:
     )
 
 
+def test_a_state_that_is_read_after_its_loop() -> None:
+    """The final carry cannot take over the state's storage, and must be initialised where it is instead."""
+    inner, b = ProgramBuilder(), ProgramBuilder()
+    carry = inner.input("carry", (4, 8))
+    body = inner.build([inner.op("neg", carry)])
+    state = b.input("state", (4, 8))
+    (final,) = b.loop(body, [state], num_carry=1, length=3)
+    prove(b.build([final, b.op("add", state, final)]), inplace_outputs={0: 0})
+
+
 def test_a_training_loop_updates_its_state_in_place() -> None:
     body = ProgramBuilder()
     x, y, w, rate = body.input("x", (40, 20)), body.input("y", (40, 3)), body.input("w", (20, 3)), 0.05
