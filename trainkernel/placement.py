@@ -247,6 +247,8 @@ class _Graph:
             return False
         for reader in readers:
             self._edge(reader, writer)
+        if self._drafts[writer].loop is not None and target.buffer in writer.reads:
+            self._no_init.add(spec.buffer)  # the carry begins as what is there
         self.places[spec.buffer] = InputPlace(input_index)
         self.direct_outputs += 1
         self.direct_state_commits += 1
@@ -263,10 +265,7 @@ class _Graph:
             return True
         if spec.buffer not in carry or reads != [loop.num_constants + carry.index(spec.buffer)]:
             return False
-        if not whole_buffer(loop.inputs[reads[0]], self._declared[state]):
-            return False
-        self._no_init.add(spec.buffer)
-        return True
+        return whole_buffer(loop.inputs[reads[0]], self._declared[state])
 
     def _initialise_loops(self) -> None:
         """Copy each carry's initial value into the carry's storage, unless it is that storage."""
