@@ -274,3 +274,16 @@ def test_no_room_for_a_step(dynamic: bool) -> None:
     length = b.scalar("steps", "int32") if dynamic else 0
     outputs = b.loop(step, [start, xs], num_carry=1, num_xs=1, length=length, room=0)
     prove(b.build([*outputs, start]), steps=0)
+
+
+def test_a_carry_whose_first_value_is_read_later_is_committed_after() -> None:
+    """The loop may not begin in the state's own array, so its carry needs a copy of the first value."""
+    body = ProgramBuilder()
+    carry = body.input("carry", (4, 8))
+    step = body.build([body.op("tanh", carry)])
+    b = ProgramBuilder()
+    state = b.input("state", (4, 8))
+    (final,) = b.loop(step, [state], num_carry=1, length=3)
+    program = b.build([final, b.op("mul", final, state)])
+    kernel = check(program, inputs_of(program), inplace_outputs={0: 0})
+    assert kernel.direct_state_commits == 0
