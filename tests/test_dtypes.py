@@ -147,6 +147,8 @@ def every_operation(dtype: str) -> Program:
         shapes: list[tuple[int, ...]] = [(9, 70)] * max(op.num_inputs) if op.kind == "pointwise" else [(9, 300)]
         if op.kind == "product":
             shapes = [(33,), (17, 40), (40, 33)][-max(op.num_inputs) :]
+        if op.name == "bmm":
+            shapes = [(2, 17, 40), (2, 40, 33)]
         operands = [b.input("x", shape, dtype) for shape in shapes[: 1 if op.name == "pow" else None]]
         results = b.multi(op.name, *operands, dtype=dtype, **attrs)
         outputs += [*results, b.op("cast", results[0], dtype=DTYPE_NAMES[len(outputs) % len(DTYPE_NAMES)])]
