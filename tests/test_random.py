@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tracing import run_traced
 
-from trainkernel import random
+from trainkernel import random, structure
 from trainkernel.batching import vmap
 from trainkernel.derivatives import grad
 from trainkernel.errors import TraceError
@@ -444,6 +444,19 @@ def test_eager_traced_and_batched_agree(name: str) -> None:
     assert batched.dtype == eager[0].dtype
     np.testing.assert_array_equal(batched, np.stack(eager))
     np.testing.assert_array_equal(run_traced(vmap(use), keys), batched)
+
+
+def test_keys_are_carried_through_loops() -> None:
+    def step(carry: Any, slices: Any) -> Any:
+        return [random.fold_in(carry[0], 1)], [random.normal(carry[0], (3,))]
+
+    carry, drawn = structure.settle(lambda: structure.loop(step, [KEY], [], 4, 4, False))
+    key, expected = KEY, []
+    for _ in range(4):
+        expected.append(random.normal(key, (3,)))
+        key = random.fold_in(key, 1)
+    np.testing.assert_array_equal(carry[0], key)
+    np.testing.assert_array_equal(drawn[0], np.stack(expected))
 
 
 def test_signatures_are_those_of_jax() -> None:

@@ -61,6 +61,19 @@ def map(function: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     return unflatten(treedef, [function(*row) for row in zip(*columns, strict=True)])
 
 
+def map_prefix(function: Callable[..., Any], prefix: Tree, *rest: Tree) -> Tree:
+    """``function`` of each leaf of a prefix and what the other trees have in its place, which may be subtrees.
+
+    Raises
+    ------
+    ValueError
+        If ``prefix`` is not a prefix of another tree.
+    """
+    for each in (prefix, *rest):
+        flatten(each)
+    return optree.tree_map(function, prefix, *rest, namespace=_NAMESPACE)
+
+
 def broadcast_prefix(prefix: Tree, tree: Tree, what: str) -> list[Any]:
     """For each leaf of ``tree`` the leaf of ``prefix`` above it; None counts as a leaf of the prefix.
 

@@ -9,20 +9,8 @@ key and its position: random arrays, masks and shuffled orders need not be store
 
 from __future__ import annotations
 
-from trainkernel.random.distributions import (
-    bernoulli,
-    categorical,
-    choice,
-    dropout,
-    exponential,
-    gumbel,
-    laplace,
-    normal,
-    rademacher,
-    randint,
-    truncated_normal,
-    uniform,
-)
+from trainkernel.random.continuous import exponential, gumbel, laplace, normal, truncated_normal, uniform
+from trainkernel.random.discrete import bernoulli, categorical, choice, dropout, rademacher, randint
 from trainkernel.random.keys import PRNGKey, bits, fold_in, key, split
 from trainkernel.random.shuffle import permutation, shuffled_batch, shuffled_index
 

@@ -1,0 +1,115 @@
+"""Momentum and moving averages of updates."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from trainkernel import primitives as b
+from trainkernel import tree
+from trainkernel.numpy import add, divide, multiply
+from trainkernel.optim.base import (
+    GradientTransformation,
+    OptState,
+    Params,
+    Updates,
+    cast_tree,
+    dtype_of,
+    one_minus,
+    safe_increment,
+    scalar_of,
+    zero_count,
+    zeros_like,
+)
+
+Value = Any
+
+
+class TraceState(NamedTuple):
+    """``trace``: the sum of decayed updates."""
+
+    trace: Params
+
+
+def trace(decay: Any, nesterov: bool = False, accumulator_dtype: Any = None) -> GradientTransformation:
+    """``t = g + decay * t``, or with Nesterov's momentum ``g + decay * t`` of the new ``t``.
+
+    Sutskever, Martens, Dahl and Hinton, "On the importance of initialization and momentum", ICML 2013.
+
+    Parameters
+    ----------
+    decay : number or scalar array
+    nesterov : bool
+    accumulator_dtype : dtype or None
+        That of the state; the parameters' by default.
+    """
+
+    def init(params: Params) -> TraceState:
+        return TraceState(zeros_like(params, accumulator_dtype))
+
+    def update(updates: Updates, state: TraceState, params: Params | None = None) -> tuple[Updates, OptState]:
+        def decayed(g: Value, t: Value) -> Value:
+            return add(g, multiply(decay, t))
+
+        new = tree.map(decayed, updates, state.trace)
+        updates = tree.map(decayed, updates, new) if nesterov else new
+        return updates, TraceState(cast_tree(new, accumulator_dtype))
+
+    return GradientTransformation(init, update)
+
+
+class EmaState(NamedTuple):
+    """``count``: int32[]; ``ema``: the moving average."""
+
+    count: Value
+    ema: Params
+
+
+def ema(decay: Any, debias: bool = True, accumulator_dtype: Any = None) -> GradientTransformation:
+    """The exponential moving average of updates: ``m = (1 - decay) * g + decay * m``.
+
+    Parameters
+    ----------
+    decay : number or scalar array
+    debias : bool
+        Divide by ``1 - decay**count``: the average starts at zero.
+    accumulator_dtype : dtype or None
+        That of the state; the parameters' by default.
+    """
+
+    def init(params: Params) -> EmaState:
+        return EmaState(zero_count(), zeros_like(params, accumulator_dtype))
+
+    def update(updates: Updates, state: EmaState, params: Params | None = None) -> tuple[Updates, OptState]:
+        new = update_moment(updates, state.ema, decay, 1)
+        count = safe_increment(state.count)
+        updates = bias_correction(new, decay, count) if debias else new
+        return updates, EmaState(count, cast_tree(new, accumulator_dtype))
+
+    return GradientTransformation(init, update)
+
+
+def update_moment(updates: Updates, moments: Any, decay: Any, order: int) -> Any:
+    """``(1 - decay) * g**order + decay * m``; the order is 1 or 2."""
+
+    def moment(g: Value, m: Value) -> Value:
+        powered = g if order == 1 else multiply(g, g)
+        return add(multiply(one_minus(decay), powered), multiply(decay, m))
+
+    return tree.map(moment, updates, moments)
+
+
+def bias_correction(moments: Any, decay: Any, count: Value) -> Any:
+    """Moments divided by ``1 - decay**count``.
+
+    The power is computed in float64 and rounded once to float32, so that the difference, which
+    magnifies its error by ``1 / (1 - decay**count)``, is the same wherever it is computed.
+    """
+
+    def corrected(m: Value) -> Value:
+        dtype = dtype_of(m)
+        inner = "float64" if dtype == "float64" else "float32"
+        base = b.cast(scalar_of(decay, inner), "float64")
+        power = b.cast(b.power(base, b.cast(count, "float64")), inner)
+        return divide(m, b.cast(b.sub(1.0, power), dtype))
+
+    return tree.map(corrected, moments)
