@@ -9,7 +9,8 @@ import pytest
 from numpy_cases import Arg, Case, assert_close, batched, case, draw, flat, gradient, scalar_of, traced
 
 import trainkernel.numpy as tnp
-from trainkernel import derivatives
+from trainkernel import batching, derivatives
+from trainkernel.jitted import jit
 
 INT = Arg((3, 4), "int32", -5, 6)
 BOOL = Arg((3, 4), "bool")
@@ -416,3 +417,10 @@ def test_a_batch_is_a_loop(name: str) -> None:
         mixed = [stacked[0], *rows[0][1:]]
         wanted = [np.stack(c) for c in zip(*(flat(function(r[0], *rows[0][1:])) for r in rows), strict=True)]
         assert_close(flat(batched(function, mixed, (0, *(None for _ in mixed[1:])))), wanted, 1e-6)
+
+
+@pytest.mark.parametrize("times", [lambda w, x: x @ w, lambda w, x: w @ x, lambda w, x: tnp.vecmat(x, w)])
+def test_vectors_times_a_matrix_that_they_share_are_one_matrix_product(times: Any) -> None:
+    w, vectors = np.ones((4, 4), np.float32), np.ones((9, 4), np.float32)
+    step = jit(batching.vmap(times, in_axes=(None, 0))).lower(w, vectors)
+    assert [item.op for item in step.program.operations] == ["mm"]
