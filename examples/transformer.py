@@ -22,17 +22,16 @@ def characters():
 
 def init(size, num_letters, length=LENGTH, seed=0):
     keys = iter(random.split(random.key(seed), 2 + 4 * LAYERS))
-    weight = lambda *shape: random.normal(next(keys), shape) * np.float32(shape[0] ** -0.5)  # noqa: E731
-    ones = lambda: np.ones(size, np.float32)  # noqa: E731
-    layers = [
-        {
-            "norm1": ones(), "qkv": weight(size, 3 * size), "out": weight(size, size),
-            "norm2": ones(), "up": weight(size, 4 * size), "down": weight(4 * size, size),
-        }
-        for _ in range(LAYERS)
-    ]  # fmt: skip
+
+    def weight(*shape):
+        return random.normal(next(keys), shape) * np.float32(shape[0] ** -0.5)
+
+    shapes = {"qkv": (size, 3 * size), "out": (size, size), "up": (size, 4 * size), "down": (4 * size, size)}
+    layers = [{name: weight(*shape) for name, shape in shapes.items()} for _ in range(LAYERS)]
+    for layer in layers:
+        layer["norm1"], layer["norm2"] = np.ones(size, np.float32), np.ones(size, np.float32)
     embed, places = (random.normal(next(keys), (n, size)) * np.float32(0.05) for n in (num_letters, length))
-    params = {"embed": embed, "places": places, "layers": layers, "norm": ones()}
+    params = {"embed": embed, "places": places, "layers": layers, "norm": np.ones(size, np.float32)}
     return params, optimizer.init(params), np.zeros((), np.int32)
 
 
