@@ -16,6 +16,7 @@ from trainkernel import random, tree
 from trainkernel.data import load_digits
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+SCHEDULE_STEPS = 100
 NAMES = tuple(sorted(path.stem for path in EXAMPLES.glob("*.py")))
 
 
@@ -67,7 +68,7 @@ def training(module: ModuleType, size: int, num_steps: int, extent: int) -> Trai
     if name == "burgers":
         return Training(module.step, module.init(size), (key,), {"points": extent})
     if name == "autoencoder":
-        optimizer = module.make_optimizer(num_steps)
+        optimizer = module.make_optimizer(SCHEDULE_STEPS)
         state = module.init(size, optimizer)
         return Training(module.train, state, (images, key, numbers), {"optimizer": optimizer}, True)
     if name == "transformer":

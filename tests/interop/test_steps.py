@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from example_steps import load, training
+from example_steps import SCHEDULE_STEPS, load, training
 
 from trainkernel import random
 from trainkernel.data import load_digits
@@ -146,7 +146,7 @@ ORACLES = {
         lambda module, step: digits(module, step)[:1],
         optax.chain(
             optax.clip_by_global_norm(0.5),
-            optax.adam(optax.warmup_cosine_decay_schedule(0.0, 3e-3, NUM_STEPS // 10, NUM_STEPS)),
+            optax.adam(optax.warmup_cosine_decay_schedule(0.0, 3e-3, SCHEDULE_STEPS // 10, SCHEDULE_STEPS)),
         ),
         size=16,
     ),
