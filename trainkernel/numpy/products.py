@@ -2,8 +2,8 @@
 
 Dims have labels. ``contract`` sums over the labels that both operands have and the result does
 not; everything here and ``einsum`` says which those are. Transposes and reshapes are views. A
-product in which one operand has no dims of its own is a sum of products rather than a matrix
-product with one row.
+matrix times a vector is a matrix product with one row or column, which ``vmap`` over the vector
+makes one larger product; where neither operand has dims of its own it is a sum of products.
 
 ``precision`` is taken as JAX takes it and changes nothing: float32 products are float32.
 """
@@ -49,7 +49,7 @@ def contract(x: Value, x_labels: Labels, y: Value, y_labels: Labels, labels: Lab
     summed = [label for label in shared if label not in labels]
     x_own = [label for label in x_labels if label not in shared]
     y_own = [label for label in y_labels if label not in shared]
-    if summed and x_own and y_own:
+    if summed and (x_own or y_own):
         first = _arranged(x, x_labels, (batch, x_own, summed))
         second = _arranged(y, y_labels, (batch, summed, y_own))
         result = _matrix_product(first, second, dtype)
