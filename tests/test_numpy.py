@@ -100,17 +100,7 @@ def test_gradients_are_jaxs(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, each in CASES.items() if each.args])
 def test_a_batch_is_a_loop(name: str) -> None:
     each = CASES[name]
-<<<<<<< HEAD
-    function = call_of(each, tnp)
-    rows = [draw(each.args, f"{name} {row}") for row in range(3)]
-    wanted = [np.stack(column) for column in zip(*(flat(function(*row)) for row in rows), strict=True)]
-    stacked = [np.stack(column) for column in zip(*rows, strict=True)]
-    got = flat(batched(function, stacked))
-    assert_close(got, wanted, 1e-6)
-    if len(stacked) > 1:
-        mixed = [stacked[0], *rows[0][1:]]
-        wanted = [np.stack(c) for c in zip(*(flat(function(r[0], *rows[0][1:])) for r in rows), strict=True)]
-        assert_close(flat(batched(function, mixed, (0, *(None for _ in mixed[1:])))), wanted, 1e-6)
+    assert_batch_is_loop(call_of(each, tnp), [draw(each.args, f"{name} {row}") for row in range(3)], 1e-6)
 
 
 @pytest.mark.parametrize("times", [lambda w, x: x @ w, lambda w, x: w @ x, lambda w, x: tnp.vecmat(x, w)])
@@ -118,6 +108,3 @@ def test_vectors_times_a_matrix_that_they_share_are_one_matrix_product(times: An
     w, vectors = np.ones((4, 4), np.float32), np.ones((9, 4), np.float32)
     step = tk.jit(tk.vmap(times, in_axes=(None, 0))).lower(w, vectors)
     assert [item.op for item in step.program.operations] == ["mm"]
-=======
-    assert_batch_is_loop(call_of(each, tnp), [draw(each.args, f"{name} {row}") for row in range(3)], 1e-6)
->>>>>>> d9307a33bf4e1ed161319f89c3d0a63a24ee1865
