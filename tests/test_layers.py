@@ -29,6 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("structure",),
     ("autodiff", "batching"),
     ("numpy",),
+    ("optim", "random"),
     ("derivatives", "scanning"),
     ("windows",),
     ("lax", "nn"),
@@ -45,6 +46,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("kernel",),
     ("compiler",),
     ("jitted",),
+    ("digits_step",),
     ("cli", "demo"),
 )
 RUNTIME_MAY_IMPORT = {"errors", "dtypes", "runtime"}
