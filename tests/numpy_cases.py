@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainkernel import derivatives
+import trainkernel as tk
+from trainkernel import derivatives, tree
 from trainkernel.batching import vmap
 
 Array = NDArray[Any]
@@ -62,14 +63,14 @@ def draw(args: Sequence[Arg], seed: str, dtype: str | None = None) -> list[Array
     generator = np.random.default_rng(zlib.crc32(seed.encode()))
     arrays = []
     for arg in args:
-        values = generator.uniform(arg.low, arg.high, arg.shape)
+        values = np.asarray(generator.uniform(arg.low, arg.high, arg.shape))
         is_float = arg.dtype.startswith(("float", "bfloat"))
         if arg.dtype == "bool":
             arrays.append(np.asarray(values > (arg.low + arg.high) / 2))
         elif not is_float:
-            arrays.append(np.floor(values).astype(arg.dtype))
+            arrays.append(np.asarray(np.floor(values)).astype(arg.dtype))
         else:
-            arrays.append(values.astype(dtype or arg.dtype))
+            arrays.append(np.asarray(values).astype(dtype or arg.dtype))
     return arrays
 
 
@@ -90,8 +91,10 @@ def assert_close(result: Any, wanted: Any, atol: float, check_dtype: bool = True
 
 
 def traced(function: Callable[..., Any], arrays: Sequence[Array]) -> Any:
-    """The function of traced parameters, evaluated on arrays."""
-    return derivatives.checkpoint(function)(*arrays)
+    """The function as a Program, run by the reference."""
+    step = tk.jit(function).lower(*arrays)
+    outputs = tk.reference.run(step.program, [*arrays, *step.captured])
+    return tree.unflatten(step.structure, [outputs[result.output] for result in step.results])
 
 
 def scalar_of(function: Callable[..., Any], weights: Sequence[Array], module: Any) -> Callable[..., Any]:
@@ -110,6 +113,44 @@ def gradient(function: Callable[..., Any], arrays: Sequence[Array], argnums: tup
     return tuple(derivatives.grad(function, argnums=argnums)(*arrays))
 
 
-def batched(function: Callable[..., Any], arrays: Sequence[Array], axes: Any = 0) -> Any:
-    """The function over a batch by ``vmap``."""
-    return vmap(function, in_axes=axes)(*arrays)
+def call_of(each: Case, module: Any) -> Callable[..., Any]:
+    """The call of a case as a function of its arrays."""
+    return lambda *arrays: each.call(module, *arrays)
+
+
+def assert_derivatives(function: Callable[..., Any], arrays: Sequence[Array], module: Any) -> None:
+    """In float64: the gradient along a direction, and its derivative along it, are finite differences."""
+    numbers = tuple(position for position, x in enumerate(arrays) if x.dtype == np.float64)
+    generator = np.random.default_rng(7)
+    weights = [generator.uniform(0.5, 1.5, y.shape) for y in flat(function(*arrays))]
+    total = scalar_of(function, weights, module)
+    direction = {position: generator.uniform(-1, 1, arrays[position].shape) for position in numbers}
+
+    def moved(step: float) -> list[Any]:
+        return [x + step * direction[p] if p in direction else x for p, x in enumerate(arrays)]
+
+    def along(*values: Any) -> Any:
+        slopes = derivatives.grad(total, argnums=numbers)(*values)
+        return sum((module.sum(slope * direction[p]) for slope, p in zip(slopes, numbers, strict=True)), start=0.0)
+
+    step = 1e-6
+    slope = (total(*moved(step)) - total(*moved(-step))) / (2 * step)
+    np.testing.assert_allclose(along(*arrays), slope, rtol=1e-6, atol=1e-7)
+    curvature = (along(*moved(step)) - along(*moved(-step))) / (2 * step)
+    second = gradient(along, arrays, numbers)
+    got = sum(float(np.sum(g * direction[p])) for g, p in zip(second, numbers, strict=True))
+    np.testing.assert_allclose(got, curvature, rtol=1e-5, atol=1e-6)
+
+
+def assert_batch_is_loop(function: Callable[..., Any], rows: Sequence[Sequence[Array]], atol: float) -> None:
+    """``vmap`` over all arguments, and over the first alone."""
+
+    def stacked(results: Sequence[Any]) -> list[Array]:
+        return [np.stack(column) for column in zip(*(flat(result) for result in results), strict=True)]
+
+    everything = [np.stack(column) for column in zip(*rows, strict=True)]
+    assert_close(flat(vmap(function)(*everything)), stacked([function(*row) for row in rows]), atol)
+    if len(everything) > 1:
+        rest = rows[0][1:]
+        got = vmap(function, in_axes=(0, *(None for _ in rest)))(everything[0], *rest)
+        assert_close(flat(got), stacked([function(row[0], *rest) for row in rows]), atol)

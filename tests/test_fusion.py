@@ -16,6 +16,7 @@ from trainkernel.codegen.generated import GeneratedKernel
 from trainkernel.dtypes import DTYPES
 from trainkernel.ir import Operation, Program, TensorSpec
 from trainkernel.passes import canonicalize_transposed_mm
+from trainkernel.reference import run
 
 TENSOR_CORE_CALL = re.compile(r"= tk_tensor_sums\w*<\w+, \d+")
 """A call with numbers for tile sizes: from a task, not from one template to another."""
@@ -272,6 +273,21 @@ def test_a_product_read_transposed(op: str) -> None:
     before = emulate(generate(program), inputs_of(program)).outputs[0]
     after = emulate(generated, inputs_of(program)).outputs[0]
     assert np.allclose(before, after, rtol=1e-5, atol=1e-5)
+
+
+def test_a_chain_of_products_read_transposed() -> None:
+    """Each product is rewritten, and the second reads the first by then."""
+    b = ProgramBuilder()
+    x, y, z = b.input("x", (3, 4)), b.input("y", (4, 2)), b.input("z", (2, 5))
+    last = b.op("mm", z.T, b.op("mm", x, y).T)
+    program = b.build([last.T])
+    rewritten = canonicalize_transposed_mm(program)
+    first, second = rewritten.operations
+    assert isinstance(second, Operation)
+    assert first.outputs[0].shape == (2, 3) and second.inputs[0] == first.outputs[0].T
+    check(program, inputs_of(program))
+    wanted, got = (run(each, inputs_of(program))[0] for each in (program, rewritten))
+    np.testing.assert_array_equal(got, wanted)
 
 
 def test_canonicalization_leaves_other_programs_alone() -> None:

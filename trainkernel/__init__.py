@@ -29,7 +29,7 @@ from trainkernel.ir import Loop, Operation, Program, ScalarSpec, TensorSpec, val
 from trainkernel.target import Target
 
 if TYPE_CHECKING:
-    from trainkernel import codegen, emulator, mlp, numpy
+    from trainkernel import codegen, emulator, lax, losses, mlp, nn, numpy, optim, random, tree
     from trainkernel.batching import vmap
     from trainkernel.compiler import Kernel, ReferenceWarning, compile
     from trainkernel.derivatives import checkpoint, custom_vjp, grad, jvp, stop_gradient, value_and_grad, vjp
@@ -72,11 +72,17 @@ __all__ = [
     "grad",
     "jit",
     "jvp",
+    "lax",
+    "losses",
     "mlp",
+    "nn",
     "numpy",
+    "optim",
+    "random",
     "reference",
     "scan",
     "stop_gradient",
+    "tree",
     "validate",
     "value_and_grad",
     "vjp",
@@ -104,7 +110,7 @@ _LAZY_ATTRIBUTES = {
     "vmap": "batching",
     "while_loop": "scanning",
 }
-_LAZY_MODULES = frozenset({"codegen", "emulator", "mlp", "numpy"})
+_LAZY_MODULES = frozenset({"codegen", "emulator", "lax", "losses", "mlp", "nn", "numpy", "optim", "random", "tree"})
 
 
 def __getattr__(name: str) -> Any:

@@ -22,12 +22,11 @@ from trainkernel import cli, reference
 from trainkernel.compiler import Kernel
 from trainkernel.compiler import compile as compile_program
 from trainkernel.data import load_digits
-from trainkernel.dtypes import DTYPES
 from trainkernel.errors import CompileError, OptionError
 from trainkernel.ir import TensorSpec
 from trainkernel.mlp import MlpStep, mlp_forward, mlp_step
 from trainkernel.runtime import driver
-from trainkernel.runtime.export import DeviceArray
+from trainkernel.runtime.device_array import DeviceArray, device_put
 from trainkernel.runtime.streams import LEGACY_STREAM
 
 Array = NDArray[Any]
@@ -108,18 +107,17 @@ class GpuTrainer:
         inputs = list(initial)
         for position, (spec, value) in enumerate(zip(model.program.inputs, initial, strict=True)):
             if isinstance(spec, TensorSpec):
-                inputs[position] = self._arrays[spec.buffer] = DeviceArray(spec.shape, spec.dtype, self._device_index)
-                self._write(spec.buffer, value)
+                inputs[position] = self._arrays[spec.buffer] = device_put(value, self._device_index)
         loss = self._arrays["loss"] = DeviceArray((), "float32", self._device_index)
         outputs: list[Any] = [loss, *(None for _ in model.state)]
         self._bound = kernel.bind(inputs, outputs)
         self._num_steps = 0
 
     def step(self, x: Array, target: Array) -> float:
-        self._write("x", x)
-        self._write("target", target)
+        self._arrays["x"].write(x)
+        self._arrays["target"].write(target)
         self.launch()
-        return float(self._read("loss"))
+        return float(self._arrays["loss"])
 
     def launch(self) -> None:
         """Put one step on the stream, on the batch that is on the device."""
@@ -133,25 +131,7 @@ class GpuTrainer:
             driver.check(cuda.cuStreamSynchronize(LEGACY_STREAM), "cuStreamSynchronize")
 
     def state(self) -> dict[str, Array]:
-        return {name: self._read(name) for name in self._model.state}
-
-    def _write(self, name: str, value: Array) -> None:
-        # On the stream of the launches, so that a copy waits for the step before it.
-        data = np.ascontiguousarray(value)
-        with driver.using_device(self._device_index) as cuda:
-            copied = cuda.cuMemcpyHtoDAsync(self._arrays[name].pointer, data.ctypes.data, data.nbytes, LEGACY_STREAM)
-            driver.check(copied, "cuMemcpyHtoDAsync")
-            driver.check(cuda.cuStreamSynchronize(LEGACY_STREAM), "cuStreamSynchronize")
-
-    def _read(self, name: str) -> Array:
-        array = self._arrays[name]
-        value = np.empty(array.shape, DTYPES[array.dtype].numpy)
-        with driver.using_device(self._device_index) as cuda:
-            # The address, not the array: the bindings crash on the buffer of a 0-d array.
-            copied = cuda.cuMemcpyDtoHAsync(value.ctypes.data, array.pointer, value.nbytes, LEGACY_STREAM)
-            driver.check(copied, "cuMemcpyDtoHAsync")
-            driver.check(cuda.cuStreamSynchronize(LEGACY_STREAM), "cuStreamSynchronize")
-        return value
+        return {name: np.asarray(self._arrays[name]) for name in self._model.state}
 
 
 # ---------------------------------------------------------------------------- the demo

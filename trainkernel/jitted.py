@@ -51,13 +51,17 @@ def jit(
         Arguments and result are trees of arrays. Left out: ``jit`` is a decorator with options.
     donate_argnums, donate_argnames : ints, names
         Arguments whose arrays are updated in place: each becomes the first result of the same shape
-        and dtype, and the call returns the caller's own array.
+        and dtype, and the call returns the caller's own array. On a GPU a NumPy array is copied to
+        the device first, and the array there is returned: give it to the next call.
     static_argnums, static_argnames : ints, names
         Arguments that are no arrays: hashable, a new value traces again.
     device : str, optional
         As for ``trainkernel.compile``.
     **options
         Those of ``trainkernel.compile``.
+
+    Results are arrays of the framework of the arguments. On a GPU, NumPy arguments give
+    ``DeviceArray``s, which ``numpy.asarray`` reads.
 
     Returns
     -------
@@ -417,8 +421,21 @@ class _Compiled:
         self.step = step
         self.kernel = compile(step.program, device=device, inplace_outputs=dict(step.inplace_outputs), **options)
 
+        self._captured: Sequence[Any] = self._on_device(step.captured)
+
+    def _on_device(self, values: Sequence[Any]) -> list[Any]:
+        """Host arrays copied to the kernel's GPU; everything else as it is."""
+        where = str(self.kernel.device)
+        if not where.startswith("cuda:"):
+            return list(values)
+        from trainkernel.runtime.device_array import device_put
+
+        index = int(where.removeprefix("cuda:"))
+        return [device_put(value, index) if isinstance(value, np.ndarray) else value for value in values]
+
     def __call__(self, leaves: Sequence[Any]) -> Any:
-        outputs = self.kernel(*leaves, *self.step.captured)
+        leaves = self._on_device(leaves)
+        outputs = self.kernel(*leaves, *self._captured)
         results = [
             leaves[result.argument] if result.argument is not None else outputs[result.output]  # type: ignore[index]
             for result in self.step.results

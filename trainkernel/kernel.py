@@ -12,8 +12,9 @@ from trainkernel.arguments import ArrayNeed, CheckedArguments, Signature, check_
 from trainkernel.errors import ArgumentError, CompileError, DeviceError
 from trainkernel.ir import Program
 from trainkernel.runtime.build import build_cubin
+from trainkernel.runtime.device_array import DeviceArray
 from trainkernel.runtime.dlpack import as_numpy, framework_of
-from trainkernel.runtime.export import DeviceArray, allocate, copy_into, deliver, record_use
+from trainkernel.runtime.export import allocate, copy_into, deliver, record_use
 from trainkernel.runtime.launch import BoundLaunch, LaunchPlan
 from trainkernel.runtime.module import LoadedKernel, ResourceUsage, load
 from trainkernel.runtime.scalars import find_scalar, scalars_by_key
@@ -285,6 +286,9 @@ class GpuKernel(Kernel):
         captured = launcher.launch_with(pointers, checked.scalars, handle, owner, held)
         if self._launch_plan.barrier_timeout_ns and not captured:
             launcher.check()
+        for target in inplace.values():
+            if isinstance(inputs[target], DeviceArray):
+                inputs[target].written_on(handle, owner)
         return tuple(
             inputs[inplace[index]]
             if index in inplace
@@ -368,11 +372,12 @@ def describe_stage(stats: Any, stage: int) -> str:
 
 
 def _framework_of_first(signature: Signature, inputs: Sequence[Any], outputs: Sequence[Any] = ()) -> tuple[str, Any]:
-    """The framework of the first array given, and that array."""
-    for need, value in zip(signature.inputs, inputs, strict=False):
-        if value is not None and isinstance(need, ArrayNeed):
-            return framework_of(value), value
-    for value in outputs:
-        if value is not None:
-            return framework_of(value), value
-    return "other", None
+    """The framework of the first array of a known one, and that array; else of the first array given."""
+    inputs_given = zip(signature.inputs, inputs, strict=False)
+    arrays = [value for need, value in inputs_given if value is not None and isinstance(need, ArrayNeed)]
+    arrays += [value for value in outputs if value is not None]
+    for value in arrays:
+        framework = framework_of(value)
+        if framework != "other":
+            return framework, value
+    return "other", arrays[0] if arrays else None

@@ -1,4 +1,4 @@
-"""A small part of ``jax.lax``: what NumPy has no name for."""
+"""A small part of ``jax.lax``: what NumPy has no name for, and loops."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from trainkernel.numpy.indexing import wrapped
 from trainkernel.numpy.products import dot_general
 from trainkernel.numpy.reductions import running
 from trainkernel.promotion import is_float
+from trainkernel.scanning import cond, fori_loop, scan, while_loop
 from trainkernel.trace import as_value, at_user_line, aval_of, is_scalar
-from trainkernel.windows import conv_general_dilated
+from trainkernel.windows import conv_general_dilated, padded
 
 Value = Any
 
 __all__ = [
-    "broadcast_in_dim", "broadcasted_iota", "conv_general_dilated", "cummax", "cummin", "cumprod", "cumsum",
-    "dot_general", "dynamic_index_in_dim", "dynamic_slice", "dynamic_slice_in_dim", "dynamic_update_index_in_dim",
-    "dynamic_update_slice", "dynamic_update_slice_in_dim", "erf", "iota", "rsqrt", "select", "slice",
-    "slice_in_dim", "stop_gradient",
+    "broadcast_in_dim", "broadcasted_iota", "clamp", "concatenate", "cond", "conv_general_dilated",
+    "convert_element_type", "cummax", "cummin", "cumprod", "cumsum", "dot_general", "dynamic_index_in_dim",
+    "dynamic_slice", "dynamic_slice_in_dim", "dynamic_update_index_in_dim", "dynamic_update_slice",
+    "dynamic_update_slice_in_dim", "erf", "fori_loop", "integer_pow", "iota", "logistic", "pad", "rev", "rsqrt",
+    "scan", "select", "slice", "slice_in_dim", "stop_gradient", "while_loop",
 ]  # fmt: skip
 
 
@@ -39,6 +41,26 @@ def rsqrt(x: Value) -> Value:
 def erf(x: Value) -> Value:
     """The error function."""
     return b.unary(b.erf, x, floating=True)
+
+
+def logistic(x: Value) -> Value:
+    """``1 / (1 + exp(-x))``."""
+    return b.unary(b.sigmoid, x, floating=True)
+
+
+def integer_pow(x: Value, y: int) -> Value:
+    """``x`` to the power of a Python int."""
+    return tnp.power(x, as_int(y, "the exponent of integer_pow"))
+
+
+def clamp(min: Value, x: Value, max: Value) -> Value:
+    """Each element, or the bound that it is beyond."""
+    return tnp.clip(x, min, max)
+
+
+def convert_element_type(operand: Value, new_dtype: Any) -> Value:
+    """The array in another dtype; see ``numpy.astype``."""
+    return tnp.astype(operand, new_dtype)
 
 
 def select(pred: Value, on_true: Value, on_false: Value) -> Value:
@@ -104,6 +126,30 @@ def _bound(operand: Value, is_upper: bool) -> Any:
         return int(is_upper)
     limits = tnp.iinfo(x.dtype)
     return int(limits.max if is_upper else limits.min)
+
+
+# ---------------------------------------------------------------------------- borders and order
+
+
+def pad(operand: Value, padding_value: Value, padding_config: Sequence[tuple[int, int, int]]) -> Value:
+    """The array with elements before, behind and between its own; fewer where before or behind is negative."""
+    x = b.as_array(operand)
+    if len(padding_config) != len(x.shape):
+        raise TraceError(f"pad: {len(padding_config)} triples for an array of shape {list(x.shape)}{at_user_line()}")
+    value = as_value(padding_value)
+    value = value if is_scalar(value) and is_float(aval_of(x).dtype) else b.cast(value, aval_of(x).dtype)
+    pairs = [(low, high) for low, high, _ in padding_config]
+    return padded(x, value, 0, pairs, [gap for _, _, gap in padding_config])
+
+
+def rev(operand: Value, dimensions: Sequence[int]) -> Value:
+    """The elements in reverse order along dims."""
+    return tnp.flip(operand, tuple(dimensions))
+
+
+def concatenate(operands: Sequence[Value], dimension: int) -> Value:
+    """Arrays one behind the other along a dim."""
+    return tnp.concatenate(operands, dimension)
 
 
 # ---------------------------------------------------------------------------- slices

@@ -35,7 +35,7 @@ __all__ = [
 
 def relu(x: Value) -> Value:
     """``max(x, 0)``, with derivative 0 at 0; NaN stays NaN."""
-    return b.unary(b.relu, x)
+    return b.unary(b.relu, b.numeric(x))
 
 
 def relu6(x: Value) -> Value:
@@ -244,12 +244,16 @@ def standardize(
         raise TraceError(f"standardize has no 'where'{at_user_line()}")
     value = _floating(x)
     axes, shape = some_axes(axis, len(value.shape), "standardize"), tuple(value.shape)
-    own_mean, own_variance = (None, None) if mean is not None and variance is not None else b.moments(value, dims=axes)
-    center = _spread(own_mean, shape, axes) if mean is None else mean
-    if variance is None and mean is not None:
-        variance = tnp.mean(tnp.square(tnp.subtract(value, mean)), axis, keepdims=True)
-    spread = _spread(own_variance, shape, axes) if variance is None else variance
-    return tnp.multiply(tnp.subtract(value, center), _rsqrt(tnp.add(spread, epsilon)))
+    if mean is None:
+        own_mean, own_variance = b.moments(value, dims=axes)
+        mean = _spread(own_mean, shape, axes)
+    else:
+        own_variance = tnp.mean(tnp.square(tnp.subtract(value, mean)), axis)
+    if variance is None:
+        factor = _spread(_rsqrt(tnp.add(own_variance, epsilon)), shape, axes)
+    else:
+        factor = _rsqrt(tnp.add(variance, epsilon))
+    return tnp.multiply(tnp.subtract(value, mean), factor)
 
 
 def _rsqrt(x: Value) -> Value:
@@ -322,7 +326,7 @@ def dot_product_attention(
     TraceError
         If the shapes do not fit.
     """
-    q, k, v = (b.as_array(x) for x in (query, key, value))
+    q, k, v = (_floating(x) for x in (query, key, value))
     _check_attention(tuple(q.shape), tuple(k.shape), tuple(v.shape))
     if len(q.shape) == 3:
         batched = [b.reshape(x, (1, *x.shape)) for x in (q, k, v)]

@@ -5,8 +5,9 @@ Each recurses into the bodies of Loops through ``map_bodies``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
+from typing import TypeGuard
 
 from trainkernel.ir import Item, Loop, Operand, Operation, Program, ScalarSpec, TensorSpec, dense_strides
 
@@ -71,18 +72,24 @@ def canonicalize_transposed_mm(program: Program) -> Program:
             uses.setdefault(spec.buffer, []).append(spec)
     for spec in program.outputs:
         uses.setdefault(spec.buffer, []).append(spec)
-    items: list[Item] = []
     views: dict[str, Callable[[TensorSpec], TensorSpec]] = {}
     for item in program.operations:
         if isinstance(item, Operation) and item.op in ("mm", "addmm", "bmm"):
             out = item.outputs[0]
             reads = uses.get(out.buffer, [])
             if min(out.shape[-2:]) > 1 and reads and all(_transposed_dense(read, out) for read in reads):
-                item = _transposed_product(item)
                 views[out.buffer] = lambda spec: replace(spec, strides=dense_strides(spec.shape))
-        items.append(item)
-    program = _substitute(program, items, views) if views else program
+    if views:
+        # Reads first: a product that is itself rewritten then transposes what it reads by now.
+        program = _substitute(program, list(program.operations), views)
+        items = [_transposed_product(i) if _makes(i, views) else i for i in program.operations]
+        program = replace(program, operations=tuple(items))
     return map_bodies(program, canonicalize_transposed_mm)
+
+
+def _makes(item: Item, buffers: Container[str]) -> TypeGuard[Operation]:
+    """Whether an operation's result is one of the buffers."""
+    return isinstance(item, Operation) and item.outputs[0].buffer in buffers
 
 
 def _transposed_product(operation: Operation) -> Operation:

@@ -86,6 +86,12 @@ def as_array(x: Any, dtype: str | None = None) -> Value:
     return bind_to("full", (), {"value": number}, [Aval((), name, True)])[0]
 
 
+def numeric(x: Any) -> Value:
+    """The value, as int32 if it is bool."""
+    value = as_value(x)
+    return cast(value, "int32") if aval_of(value).dtype == "bool" else value
+
+
 def iota(size: int, dtype: Any = "int32") -> Value:
     """``0, 1, ..., size - 1``."""
     return bind_to("iota", (), {}, [Aval((size,), dtype_name(dtype))])[0]

@@ -245,6 +245,15 @@ class Array:
     __ge__, _ = _operators("greater_equal")
     __hash__ = object.__hash__
 
+    def __divmod__(self, other: Any) -> Any:
+        return _numpy("divmod")(self, other)
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return _numpy("divmod")(other, self)
+
+    def __round__(self, ndigits: int = 0) -> Any:
+        return _numpy("round")(self, ndigits)
+
     def __neg__(self) -> Any:
         return _numpy("negative")(self)
 
@@ -463,6 +472,7 @@ def bind(op: str, inputs: Sequence[Any], attrs: Mapping[str, Any], dtypes: Seque
 
 def bind_to(op: str, inputs: Sequence[Any], attrs: Mapping[str, Any], avals: Sequence[Aval]) -> tuple[Any, ...]:
     """``bind`` for results of known shapes."""
+    inputs = [np.asarray(operand) if isinstance(operand, np.generic) else operand for operand in inputs]
     if is_tracing() or any(isinstance(operand, Array) for operand in inputs):
         return make(op, inputs, attrs, avals)
     if OPS[op].kind == "view":

@@ -80,7 +80,7 @@ def _padding(
     return pairs
 
 
-def _padded(x: Value, value: float, first: int, pairs: Pairs, gaps: Sequence[int]) -> Value:
+def padded(x: Value, value: Value, first: int, pairs: Pairs, gaps: Sequence[int]) -> Value:
     """The dims from ``first`` with elements around them, or without some where a number is negative."""
     rank = len(x.shape)
     low, high, interior = [0] * rank, [0] * rank, [0] * rank
@@ -179,7 +179,7 @@ def conv_general_dilated(
     gaps = [each - 1 for each in _per_dim(lhs_dilation, rank - 2, "lhs_dilation")]
     spans = [(size - 1) * each + 1 for size, each in zip(w.shape, dilations, strict=False)]
     lengths = [size + max(size - 1, 0) * gap for size, gap in zip(x.shape[1:], gaps, strict=False)]
-    x = _padded(x, 0, 1, _padding(padding, lengths, spans, strides), gaps)
+    x = padded(x, 0, 1, _padding(padding, lengths, spans, strides), gaps)
     for dim, (size, stride, each) in enumerate(zip(w.shape, strides, dilations, strict=False), 1):
         x = unfold(x, dim, rank - 2 + dim, size, stride, each)
     result = _windows_times_kernel(x, w, feature_group_count, dtype)
@@ -283,7 +283,7 @@ def _pool(
         )
     steps = _per_dim(strides, count, "strides")
     pairs = _padding(padding, x.shape[first:-1], sizes, steps)
-    x = _padded(x, neutral, first, pairs, [0] * count)
+    x = padded(x, neutral, first, pairs, [0] * count)
     for dim, (size, step) in enumerate(zip(sizes, steps, strict=True), first):
         rank = len(x.shape)
         x = reduce(unfold(x, dim, rank, size, step, 1), dims=(rank,))

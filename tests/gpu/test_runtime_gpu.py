@@ -16,8 +16,8 @@ from trainkernel.errors import ArgumentError, DeviceError, LaunchError
 from trainkernel.kernel import GpuKernel
 from trainkernel.runtime import driver, nvrtc
 from trainkernel.runtime.build import build_cubin
+from trainkernel.runtime.device_array import DeviceArray
 from trainkernel.runtime.dlpack import view
-from trainkernel.runtime.export import DeviceArray
 from trainkernel.runtime.launch import BoundLaunch, LaunchPlan
 from trainkernel.runtime.memory import DeviceMemory
 from trainkernel.runtime.module import load

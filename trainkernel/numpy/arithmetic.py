@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from trainkernel import primitives as b
 from trainkernel.errors import TraceError
 from trainkernel.promotion import is_float
@@ -24,14 +26,17 @@ __all__ = [
 
 
 def add(x: Value, y: Value) -> Value:
+    """The sum; of bools whether one is true."""
     return _arithmetic(b.add, x, y)
 
 
 def subtract(x: Value, y: Value) -> Value:
+    """The difference."""
     return _arithmetic(b.sub, x, y)
 
 
 def multiply(x: Value, y: Value) -> Value:
+    """The product; of bools whether both are true."""
     return _arithmetic(b.mul, x, y)
 
 
@@ -44,12 +49,13 @@ true_divide = divide
 
 
 def floor_divide(x: Value, y: Value) -> Value:
-    return b.binary(b.floor_divide, x, y)
+    """The quotient rounded down."""
+    return b.binary(b.floor_divide, b.numeric(x), b.numeric(y))
 
 
 def remainder(x: Value, y: Value) -> Value:
     """The remainder with the sign of the divisor."""
-    return b.binary(b.remainder, x, y)
+    return b.binary(b.remainder, b.numeric(x), b.numeric(y))
 
 
 mod = remainder
@@ -62,7 +68,7 @@ def divmod(x: Value, y: Value) -> tuple[Value, Value]:
 
 def fmod(x: Value, y: Value) -> Value:
     """The remainder with the sign of the dividend."""
-    return b.binary(_fmod, x, y)
+    return b.binary(_fmod, b.numeric(x), b.numeric(y))
 
 
 def _fmod(x: Value, y: Value) -> Value:
@@ -71,15 +77,19 @@ def _fmod(x: Value, y: Value) -> Value:
 
 
 def negative(x: Value) -> Value:
+    """The value with the other sign."""
     return b.unary(b.neg, x)
 
 
 def positive(x: Value) -> Value:
+    """The value itself."""
     return as_value(x)
 
 
 def power(x: Value, y: Value) -> Value:
     """``x`` to the power ``y``; a small Python int is repeated multiplication, on integers too.
+
+    Integers to the power of integers are integers and wrap.
 
     Raises
     ------
@@ -91,7 +101,25 @@ def power(x: Value, y: Value) -> Value:
         return _integer_power(b.cast(value, aval_of(value).dtype) if is_scalar(value) else value, exponent)
     if is_scalar(exponent) and is_float(aval_of(value).dtype):
         return b.pow(b.cast(value, aval_of(value).dtype) if is_scalar(value) else value, float(exponent))
+    if not any(is_float(aval_of(each).dtype) for each in (value, exponent)):
+        return b.binary(_power_of_integers, b.numeric(value), b.numeric(exponent))
     return b.binary(b.power, value, exponent, floating=True)
+
+
+def _power_of_integers(x: Value, y: Value) -> Value:
+    """By squaring, bit by bit of the exponents, which must not be negative; the result wraps."""
+    dtype = next(aval_of(value).dtype for value in (x, y) if not is_scalar(value))
+    x, y = (b.as_array(value, dtype) for value in (x, y))
+    shape = tuple(np.broadcast_shapes(x.shape, y.shape))
+    square, rest, result = b.stretch(x, shape), b.stretch(y, shape), b.full(shape, 1, dtype)
+    for _ in range(_EXPONENT_BITS[dtype]):
+        is_odd = b.compare(b.bitwise_and(rest, 1), 0, "ne")
+        result = b.where(is_odd, b.mul(result, square), result)
+        rest, square = b.shift_right(rest, 1), b.mul(square, square)
+    return result
+
+
+_EXPONENT_BITS = {"uint8": 8, "int32": 31, "uint32": 32, "int64": 63}
 
 
 pow = power
@@ -116,6 +144,7 @@ def _integer_power(x: Value, exponent: int) -> Value:
 
 
 def float_power(x: Value, y: Value) -> Value:
+    """``x`` to the power ``y``, floating for integers too."""
     return b.binary(b.power, x, y, floating=True)
 
 
@@ -153,18 +182,22 @@ def _truth(x: Value) -> Value:
 
 
 def logical_and(x: Value, y: Value) -> Value:
+    """Whether both are true (not zero)."""
     return b.binary(b.bitwise_and, _truth(x), _truth(y))
 
 
 def logical_or(x: Value, y: Value) -> Value:
+    """Whether one is true (not zero)."""
     return b.binary(b.bitwise_or, _truth(x), _truth(y))
 
 
 def logical_xor(x: Value, y: Value) -> Value:
+    """Whether just one is true (not zero)."""
     return b.binary(b.bitwise_xor, _truth(x), _truth(y))
 
 
 def logical_not(x: Value) -> Value:
+    """Whether the value is false (zero)."""
     return b.compare(_truth(x), 0, "eq")
 
 
@@ -177,18 +210,22 @@ def _integers(name: str, x: Value, y: Value) -> list[Value]:
 
 
 def bitwise_and(x: Value, y: Value) -> Value:
+    """The bits that both have."""
     return b.bitwise_and(*_integers("bitwise_and", x, y))
 
 
 def bitwise_or(x: Value, y: Value) -> Value:
+    """The bits that one has."""
     return b.bitwise_or(*_integers("bitwise_or", x, y))
 
 
 def bitwise_xor(x: Value, y: Value) -> Value:
+    """The bits that just one has."""
     return b.bitwise_xor(*_integers("bitwise_xor", x, y))
 
 
 def bitwise_not(x: Value) -> Value:
+    """All bits the other way round; of bools ``logical_not``."""
     value = as_value(x)
     if aval_of(value).dtype == "bool":
         return logical_not(value)
@@ -199,10 +236,12 @@ invert = bitwise_invert = bitwise_not
 
 
 def left_shift(x: Value, y: Value) -> Value:
+    """Bits moved up by ``y`` places."""
     return b.shift_left(*_integers("left_shift", x, y))
 
 
 def right_shift(x: Value, y: Value) -> Value:
+    """Bits moved down by ``y`` places; the sign stays."""
     return b.shift_right(*_integers("right_shift", x, y))
 
 

@@ -47,5 +47,6 @@ def some_axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
 
 def as_shape(shape: Any, what: str = "a shape") -> Shape:
     """A shape from an int or a sequence of ints."""
-    sizes = shape if isinstance(shape, Sequence) or hasattr(shape, "__iter__") else (shape,)
+    is_one = isinstance(shape, Array) or not (isinstance(shape, Sequence) or hasattr(shape, "__iter__"))
+    sizes = (shape,) if is_one else shape
     return tuple(as_int(size, f"each size of {what}") for size in sizes)

@@ -122,7 +122,7 @@ def _hypot(x: Value, y: Value) -> Value:
 
 def square(x: Value, /) -> Value:
     """The square of each element, integers included."""
-    return b.unary(lambda value: b.mul(value, value), x)
+    return b.unary(lambda value: b.mul(value, value), b.numeric(x))
 
 
 def reciprocal(x: Value, /) -> Value:

@@ -90,8 +90,6 @@ def _plain(entry: Any) -> Any:
         if isinstance(entry, (list, tuple)) and not entry:
             return np.zeros(0, np.int32)
         raise TraceError(f"an index must be ints, slices or bools, got {aval_of(value)}{at_user_line()}")
-    if isinstance(value, np.ndarray) and not value.shape and value.dtype != bool:
-        return int(value)
     return np.asarray(value) if isinstance(value, bool) else value
 
 
@@ -149,6 +147,8 @@ def _parse_one(entry: Any, dim: int, size: int, shape: Shape) -> Entry:
         if not -size <= place < size:
             raise TraceError(f"index {place} is out of range for dim {dim} of shape {list(shape)}{at_user_line()}")
         return Range(place % size, 1, 1, is_dropped=True)
+    if isinstance(entry, np.ndarray) and not entry.shape and -size <= entry < size:
+        return Range(int(entry) % size, 1, 1, is_dropped=True)
     return Gather(entry)
 
 
@@ -271,7 +271,7 @@ def wrapped(index: Value, size: int) -> Value:
     """Indices as int32 with negative ones counted from the end; NumPy arrays stay such."""
     if isinstance(index, np.ndarray):
         place = index.astype(np.int64)
-        return np.where(place < 0, place + size, place).clip(-1, size).astype(np.int32)
+        return np.asarray(np.where(place < 0, place + size, place).clip(-1, size), np.int32)
     dtype = aval_of(index).dtype
     if dtype in ("uint8", "uint32"):
         return b.cast(b.minimum(index, min(size, 255) if dtype == "uint8" else size), "int32")
@@ -282,20 +282,20 @@ def wrapped(index: Value, size: int) -> Value:
 def clamped(index: Value, size: int) -> Value:
     """Indices in the range of a dim."""
     if isinstance(index, np.ndarray):
-        return index.clip(0, max(size - 1, 0))
+        return np.asarray(index.clip(0, max(size - 1, 0)))
     return b.minimum(b.maximum(index, 0), max(size - 1, 0))
 
 
 def flat_index(plan: Plan, sizes: Sequence[int]) -> Value:
-    """One index into the gathered dims together, clamped dim by dim."""
+    """One index into the gathered dims together, clamped dim by dim; of one dim the gather clamps it itself."""
     known: Any = np.zeros((), np.int32)
     traced: list[Value] = []
     stride = prod(sizes)
     for index, size in zip(plan.indices, sizes, strict=True):
         stride //= max(size, 1)
-        place = clamped(index, size)
+        place = index if len(sizes) == 1 and isinstance(index, Array) else clamped(index, size)
         if isinstance(place, np.ndarray):
-            known = known + place * np.int32(stride)
+            known = np.asarray(known + place * np.int32(stride))
         else:
             traced.append(b.stretch(place if stride == 1 else b.mul(place, stride), plan.index_shape))
     if not traced:

@@ -58,6 +58,11 @@ def _summable(x: Value, dtype: Any) -> Value:
     return value if wide is None or dtype is not None else b.cast(value, wide)
 
 
+def _initial(initial: Value, like: Value) -> Value:
+    """The initial value in the dtype of what is reduced."""
+    return b.cast(initial, aval_of(like).dtype)
+
+
 def _chosen(x: Value, where: Value | None, neutral: Any) -> Value:
     """``x`` where the condition holds and what does not count elsewhere."""
     return x if where is None else elementwise.where(where, x, neutral)
@@ -75,7 +80,7 @@ def sum(
     """The sum along axes; bools count as int32. 16-bit floats are summed in float32 and rounded once."""
     value = _chosen(_summable(a, dtype), where, 0)
     result = reduce_with(b.sum, value, axis, keepdims, "sum")
-    return result if initial is None else b.binary(b.add, result, initial)
+    return result if initial is None else b.binary(b.add, result, _initial(initial, result))
 
 
 def prod(
@@ -93,7 +98,7 @@ def prod(
     """
     value = _chosen(_summable(a, dtype), where, 1)
     result = reduce_with(b.prod, value, axis, keepdims, "prod")
-    return result if initial is None else b.binary(b.mul, result, initial)
+    return result if initial is None else b.binary(b.mul, result, _initial(initial, result))
 
 
 def mean(
@@ -143,7 +148,8 @@ amax, amin = max, min
 def _chosen_extremum(a: Value, where: Value | None, initial: Value | None, what: str) -> Value:
     if where is not None and initial is None:
         raise TraceError(f"{what} with where needs an initial value{at_user_line()}")
-    return _chosen(b.as_array(a), where, initial)
+    value = b.as_array(a)
+    return value if where is None else elementwise.where(where, value, _initial(initial, value))
 
 
 def _extremum(
@@ -152,10 +158,10 @@ def _extremum(
     axes = some_axes(axis, len(x.shape), op.__name__)
     if product(x.shape[each] for each in axes):
         result = reduce_with(op, x, axis, keepdims, op.__name__)
-        return result if initial is None else b.binary(pair, result, initial)
+        return result if initial is None else b.binary(pair, result, _initial(initial, x))
     if initial is None:
         raise TraceError(f"{op.__name__} of no elements: shape {list(x.shape)}, axis {axis}{at_user_line()}")
-    return b.stretch(b.cast(initial, aval_of(x).dtype), _reduced(x.shape, axes, keepdims))
+    return b.stretch(_initial(initial, x), _reduced(x.shape, axes, keepdims))
 
 
 def _truth(x: Value) -> Value:

@@ -7,6 +7,7 @@ are dropped, as in JAX. Outside of a traced function, ``at(x)[index]`` does it t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
@@ -210,8 +211,7 @@ def _update_gathered(x: Value, plan: Plan, combine: Combine, value: Value, is_un
     rows = rows_of(selected, plan)
     updates = _as_rows(_spread(value, plan.result_shape, "the elements"), plan, tuple(rows.shape[1:]))
     sizes = [x.shape[dim] for dim in plan.dims]
-    index = b.where(_inside(plan, sizes), flat_index(plan, sizes), -1)
-    index = b.reshape(index, (prod(plan.index_shape),))
+    index = b.reshape(_place_of(plan, sizes), (prod(plan.index_shape),))
     new = _updated_rows(rows, index, updates, combine, is_unique)
     moved_sizes = [selected.shape[dim] for dim in (*plan.dims, *plan.others)]
     order = [*plan.dims, *plan.others]
@@ -228,24 +228,40 @@ def _as_rows(value: Value, plan: Plan, rest: Shape) -> Value:
     return b.reshape(b.transpose(x, order), (prod(plan.index_shape), *rest))
 
 
-def _inside(plan: Plan, sizes: list[int]) -> Value:
-    """Where all indices are in range."""
-    result = b.full(plan.index_shape, True, "bool")
-    for index, size in zip(plan.indices, sizes, strict=True):
-        fits = b.bitwise_and(b.compare(index, 0, "ge"), b.compare(index, size, "lt"))
-        result = b.bitwise_and(result, b.stretch(fits, plan.index_shape))
-    return result
+def _place_of(plan: Plan, sizes: list[int]) -> Value:
+    """One index into the gathered dims together; out of range where one of them is.
+
+    A NumPy array where all indices are known.
+    """
+    if all(isinstance(index, np.ndarray) for index in plan.indices):
+        fits = [(index >= 0) & (index < size) for index, size in zip(plan.indices, sizes, strict=True)]
+        inside = np.broadcast_to(functools.reduce(np.logical_and, fits), plan.index_shape)
+        return np.where(inside, flat_index(plan, sizes), -1).astype(np.int32)
+    if len(sizes) == 1:
+        return flat_index(plan, sizes)
+    fits = [
+        b.stretch(b.bitwise_and(b.compare(index, 0, "ge"), b.compare(index, size, "lt")), plan.index_shape)
+        for index, size in zip(plan.indices, sizes, strict=True)
+    ]
+    return b.where(functools.reduce(b.bitwise_and, fits), flat_index(plan, sizes), -1)
 
 
 def _updated_rows(rows: Value, index: Value, updates: Value, combine: Combine, is_unique: bool) -> Value:
     if combine is b.add:
         return b.add(rows, b.scatter_add(index, updates, size=rows.shape[0]))
+    if updates.shape[0] == 0:
+        return rows
     if updates.shape[0] == 1:
         return _updated_row(rows, b.reshape(index, ()), updates, combine)
+    is_unique = is_unique or (isinstance(index, np.ndarray) and _is_unique(index))
     if combine is not _second and not is_unique:
         updates = _combined(index, updates, combine)
-    writer = _writers(index, rows.shape[0], is_unique)
-    taken = b.take(updates, b.maximum(b.sub(writer, 1), 0)) if updates.shape[0] else rows
+    writer = (
+        _known_writers(index, rows.shape[0])
+        if isinstance(index, np.ndarray)
+        else _writers(index, rows.shape[0], is_unique)
+    )
+    taken = b.take(updates, b.sub(writer, 1))
     is_written = b.broadcast(b.compare(writer, 0, "gt"), tuple(rows.shape), (0,))
     return b.where(is_written, combine(rows, taken), rows)
 
@@ -253,8 +269,21 @@ def _updated_rows(rows: Value, index: Value, updates: Value, combine: Combine, i
 def _updated_row(rows: Value, index: Value, update: Value, combine: Combine) -> Value:
     starts = [index, *(0 for _ in rows.shape[1:])]
     old = b.dynamic_slice(rows, *starts, sizes=update.shape)
-    is_inside = b.stretch(b.compare(index, 0, "ge"), tuple(update.shape))
-    return b.dynamic_update(rows, b.where(is_inside, combine(old, update), old), *starts)
+    fits = b.bitwise_and(b.compare(index, 0, "ge"), b.compare(index, rows.shape[0], "lt"))
+    return b.dynamic_update(rows, b.where(b.stretch(fits, tuple(update.shape)), combine(old, update), old), *starts)
+
+
+def _is_unique(index: Any) -> bool:
+    inside = index[index >= 0]
+    return len(np.unique(inside)) == len(inside)
+
+
+def _known_writers(index: Any, size: int) -> Any:
+    """``_writers`` of indices that are known: what NumPy assigns last stays."""
+    writer = np.zeros(size, np.int32)
+    inside = (index >= 0) & (index < size)
+    writer[index[inside]] = np.arange(1, len(index) + 1, dtype=np.int32)[inside]
+    return writer
 
 
 def _writers(index: Value, size: int, is_unique: bool) -> Value:
@@ -263,22 +292,26 @@ def _writers(index: Value, size: int, is_unique: bool) -> Value:
     Which updates are the last of their row is found by comparing all pairs, unless they are unique.
     """
     count = index.shape[0]
+    position = b.iota(count)
     if not is_unique:
-        position = b.iota(count)
         earlier, later = b.broadcast(position, (count, count), (0,)), b.broadcast(position, (count, count), (1,))
-        same = b.compare(b.broadcast(index, (count, count), (0,)), b.broadcast(index, (count, count), (1,)), "eq")
-        is_overwritten = b.max(b.bitwise_and(same, b.compare(earlier, later, "lt")), dims=(1,)) if count else same
-        index = b.where(is_overwritten, -1, index) if count else index
-    return b.scatter_add(index, b.add(b.iota(count), 1), size=size)
+        overwritten = b.bitwise_and(_same(index), b.compare(earlier, later, "lt"))
+        index = b.where(b.max(overwritten, dims=(1,)), -1, index)
+    return b.scatter_add(index, b.add(position, 1), size=size)
+
+
+def _same(index: Value) -> Value:
+    """Which pairs of indices are equal."""
+    wide = (index.shape[0], index.shape[0])
+    return b.compare(b.broadcast(index, wide, (0,)), b.broadcast(index, wide, (1,)), "eq")
 
 
 def _combined(index: Value, updates: Value, combine: Combine) -> Value:
     """For each update the product or extremum of all updates of its row."""
     count, rest = updates.shape[0], tuple(updates.shape[1:])
     wide = (count, count, *rest)
-    same = b.compare(b.broadcast(index, (count, count), (0,)), b.broadcast(index, (count, count), (1,)), "eq")
     own = 1 if combine is b.mul else b.broadcast(updates, wide, (0, *range(2, len(wide))))
     others = b.broadcast(updates, wide, range(1, len(wide)))
-    kept = b.where(b.broadcast(same, wide, (0, 1)), others, own)
+    kept = b.where(b.broadcast(_same(index), wide, (0, 1)), others, own)
     reduce = {b.mul: b.prod, b.maximum: b.max, b.minimum: b.min}[combine]
     return reduce(kept, dims=(1,))

@@ -101,15 +101,14 @@ def update_moment(updates: Updates, moments: Any, decay: Any, order: int) -> Any
 def bias_correction(moments: Any, decay: Any, count: Value) -> Any:
     """Moments divided by ``1 - decay**count``.
 
-    The power is computed in float64 and rounded once to float32, so that the difference, which
-    magnifies its error by ``1 / (1 - decay**count)``, is the same wherever it is computed.
+    As in optax the power is a float32 number, so its error of a few units in the last place comes
+    out magnified by ``1 / (1 - decay**count)`` in the first steps.
     """
 
     def corrected(m: Value) -> Value:
         dtype = dtype_of(m)
         inner = "float64" if dtype == "float64" else "float32"
-        base = b.cast(scalar_of(decay, inner), "float64")
-        power = b.cast(b.power(base, b.cast(count, "float64")), inner)
+        power = b.power(b.cast(scalar_of(decay, inner), inner), b.cast(count, inner))
         return divide(m, b.cast(b.sub(1.0, power), dtype))
 
     return tree.map(corrected, moments)

@@ -128,6 +128,10 @@ def view(obj: Any, *, stream: int | None = None) -> ArrayView:
     framework = framework_of(obj)
     if framework == "numpy":
         return _view_numpy(obj)
+    own = getattr(type(obj), "array_view", None)  # a DeviceArray, which needs no capsule
+    if framework == "other" and own is not None:
+        seen: ArrayView = own(obj, stream)
+        return seen
     if framework == "torch":
         return _view_torch(obj)
     if framework == "cupy":

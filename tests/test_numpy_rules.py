@@ -1,0 +1,147 @@
+"""Rules of ``trainkernel.numpy`` that no table of calls says: dtypes, weak numbers, methods, errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy_cases import traced
+
+import trainkernel.numpy as tnp
+from trainkernel.errors import TraceError
+
+
+def test_arrays_keep_their_dtype() -> None:
+    for dtype in ("float64", "int64"):
+        x = np.arange(6, dtype=dtype).reshape(2, 3)
+        for result in (
+            x + 1,
+            tnp.sum(x),
+            tnp.maximum(x, 2),
+            tnp.matmul(x, x.T),
+            tnp.where(x > 1, x, 0),
+            tnp.clip(x, 1, 2),
+        ):
+            assert result.dtype == dtype
+    assert tnp.exp(np.arange(3, dtype="int64")).dtype == np.float32
+
+
+def test_python_numbers_are_weak_where_they_are_traced() -> None:
+    low = np.ones(3, np.float16)
+
+    def run(x: Any) -> Any:
+        return x * tnp.sqrt(2), x + tnp.where(x > 0, 1.0, 0.0), x * tnp.exp(0.5), x + tnp.maximum(1, 2), tnp.sqrt(2)
+
+    assert [result.dtype for result in traced(run, [low])] == [np.float16] * 4 + [np.float32]
+
+
+def test_scalars_and_lists_are_arrays() -> None:
+    assert tnp.exp(1).dtype == np.float32 and tnp.exp(1).shape == ()
+    assert tnp.sum([1, 2, 3]).dtype == np.int32
+    assert tnp.mean([[1, 2], [3, 4]]) == 2.5
+    assert tnp.add(1, 2).dtype == np.int32 and tnp.add(1, 2.5).dtype == np.float32
+    assert tnp.square(np.float64(3.0)).dtype == np.float64
+    np.testing.assert_array_equal(tnp.concatenate([[1, 2], [3]]), [1, 2, 3])
+    np.testing.assert_array_equal(tnp.where([True, False], [1, 2], 0), [1, 0])
+
+
+def test_methods_and_properties_are_numpys() -> None:
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+    def run(m: Any) -> Any:
+        return [
+            m.T,
+            m.transpose(),
+            m.reshape(3, 2),
+            m.reshape(-1),
+            m.ravel(),
+            m.flatten(),
+            m.sum(0),
+            m.mean(axis=1),
+            m.max(),
+            m.min(0),
+            m.prod(1),
+            m.var(),
+            m.std(0),
+            m.argmax(1),
+            m.argmin(),
+            m.any(),
+            m.all(1),
+            m.clip(1, 3),
+            m.cumsum(1),
+            m.repeat(2),
+            m.round(),
+            m.squeeze(),
+            m.swapaxes(0, 1),
+            m.take([0, 1], axis=1),
+            m.astype("int32"),
+            m.dot(m.T),
+            m.diagonal(),
+            m.trace(),
+            m.copy(),
+            m.itemsize + m * 0,
+            m.nbytes + m * 0,
+            abs(-m),
+            m[0],
+            -m,
+            m**2,
+            m // 2,
+            m % 2,
+            divmod(m, 2)[1],
+            divmod(7, m + 1)[0],
+        ]
+
+    for got, wanted in zip(traced(run, [x]), run(x), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-6)
+
+
+def test_every_name_is_there_and_documented() -> None:
+    assert len(set(tnp.__all__)) == len(tnp.__all__)
+    for name in tnp.__all__:
+        value = getattr(tnp, name)
+        assert not callable(value) or value.__doc__, name
+
+
+def test_dtype_questions() -> None:
+    assert tnp.issubdtype("bfloat16", tnp.floating) and not tnp.issubdtype("int32", tnp.floating)
+    assert tnp.result_type(np.float16(1), 2.0) == np.float16 and tnp.promote_types("float16", "bfloat16") == np.float32
+    assert tnp.finfo("bfloat16").bits == 16 and tnp.iinfo(tnp.uint8).max == 255
+    assert tnp.zeros(2, tnp.bfloat16).dtype == tnp.bfloat16
+
+
+X34, X3 = np.zeros((3, 4), np.float32), np.zeros(3, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x, y: x + y, r"\[3, 4\] and \[3\] do not broadcast"),
+        (lambda x, y: x @ y, r"matmul: shapes \[3, 4\] and \[3\]"),
+        (lambda x, y: tnp.einsum("ij,i->k", x, y), "'k' of the result"),
+        (lambda x, y: tnp.einsum("ij,j->i", x, y), r"'j' has sizes 4 and 3 in shapes \[3, 4\] and \[3\]"),
+        (lambda x, y: tnp.einsum("ijk,j->i", x, y), "'ijk' does not fit an operand of rank 2"),
+        (lambda x, y: x.reshape(5, -1), r"cannot arrange shape \[3, 4\] \(12 elements\) as \[5, -1\]"),
+        (lambda x, y: tnp.concatenate([x, y]), r"concatenate: shapes \[3, 4\], \[3\] differ"),
+        (lambda x, y: tnp.stack([x, y]), r"stack: shapes \[3, 4\] and \[3\] differ"),
+        (lambda x, y: tnp.where(x > 0, x, y), r"\[3, 4\] and \[3\] do not broadcast"),
+        (lambda x, y: tnp.broadcast_to(x, (2, 4)), r"shape \[3, 4\] does not broadcast to \[2, 4\]"),
+        (lambda x, y: x.sum(axis=2), "sum: axis 2 is out of range for an array of rank 2"),
+        (lambda x, y: x.sum(axis=(0, -2)), "name an axis twice"),
+        (lambda x, y: tnp.squeeze(x, 0), r"axis 0 of shape \[3, 4\] has size 3"),
+        (lambda x, y: tnp.split(x, 3, axis=1), "does not divide into 3 parts"),
+        (lambda x, y: tnp.max(x, where=x > 0), "needs an initial value"),
+        (lambda x, y: tnp.max(x[:0]), "max of no elements"),
+        (lambda x, y: tnp.arange(y[0]), "must be known when the function is traced"),
+        (lambda x, y: tnp.where(x > 0), "shape that depends on values"),
+        (lambda x, y: tnp.linalg.norm(x, ord=2), "singular values"),
+        (lambda x, y: tnp.pad(x, 1, mode="mean"), "mode must be"),
+        (lambda x, y: tnp.reshape(x, (12,), order="F"), "only order 'C'"),
+        (lambda x, y: x.item(), "has no value yet"),
+        (lambda x, y: tnp.full(y.astype("int32")[0], 0), "must be known when the function is traced"),
+    ],
+)
+def test_errors_name_shapes_and_the_line(call: Any, message: str) -> None:
+    with pytest.raises(TraceError, match=message) as caught:
+        traced(call, [X34, X3])
+    assert "test_numpy_rules.py" in str(caught.value)
