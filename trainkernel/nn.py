@@ -12,6 +12,7 @@ from typing import Any
 
 from trainkernel import numpy as tnp
 from trainkernel import primitives as b
+from trainkernel.derivatives import custom_vjp
 from trainkernel.errors import TraceError
 from trainkernel.numpy.axes import as_int, one_axis, some_axes
 from trainkernel.numpy.reductions import kept_shape
@@ -163,11 +164,29 @@ def softmax(x: Value, axis: Axes = -1, where: Value | None = None) -> Value:
     value = _floating(x)
     axes = some_axes(axis, len(value.shape), "softmax")
     chosen = value if where is None else tnp.where(where, value, -math.inf)
-    largest, total = b.softmax_stats(chosen, dims=axes)
-    shape = tuple(value.shape)
-    shifted = b.exp(b.sub(chosen, _spread(largest, shape, axes)))
-    result = b.div(shifted, _spread(total, shape, axes))
+    result = _softmax(axes)(chosen)
     return result if where is None else tnp.where(where, result, 0.0)
+
+
+def _softmax(axes: tuple[int, ...]) -> Callable[[Value], Value]:
+    """``y``, whose derivative ``y * (ct - sum(y * ct))`` needs nothing but ``y``."""
+
+    def shares(x: Value) -> Value:
+        largest, total = b.softmax_stats(x, dims=axes)
+        shape = tuple(x.shape)
+        return b.div(b.exp(b.sub(x, _spread(largest, shape, axes))), _spread(total, shape, axes))
+
+    def forward(x: Value) -> tuple[Value, Value]:
+        result = shares(x)
+        return result, result
+
+    def backward(result: Value, cotangent: Value) -> tuple[Value]:
+        scaled = b.mul(result, cotangent)
+        return (b.sub(scaled, b.mul(result, _spread(b.sum(scaled, dims=axes), tuple(result.shape), axes))),)
+
+    function = custom_vjp(shares)
+    function.defvjp(forward, backward)
+    return function
 
 
 def log_softmax(x: Value, axis: Axes = -1, where: Value | None = None) -> Value:
