@@ -17,7 +17,7 @@ from trainkernel.errors import TraceError
 from trainkernel.numpy.axes import as_int, one_axis, some_axes
 from trainkernel.numpy.reductions import kept_shape
 from trainkernel.promotion import inexact
-from trainkernel.trace import at_user_line, aval_of
+from trainkernel.trace import at_user_line, aval_of, is_scalar
 from trainkernel.windows import avg_pool, conv_general_dilated, max_pool
 
 Value = Any
@@ -263,6 +263,8 @@ def standardize(
         raise TraceError(f"standardize has no 'where'{at_user_line()}")
     value = _floating(x)
     axes, shape = some_axes(axis, len(value.shape), "standardize"), tuple(value.shape)
+    if mean is None and variance is None and is_scalar(epsilon):
+        return _standardize(axes, epsilon)(value)
     if mean is None:
         own_mean, own_variance = b.moments(value, dims=axes)
         mean = _spread(own_mean, shape, axes)
@@ -273,6 +275,31 @@ def standardize(
     else:
         factor = _rsqrt(tnp.add(variance, epsilon))
     return tnp.multiply(tnp.subtract(value, mean), factor)
+
+
+def _standardize(axes: tuple[int, ...], epsilon: float) -> Callable[[Value], Value]:
+    """``y``, whose derivative ``factor * (ct - mean(ct) - y * mean(y * ct))`` needs ``y`` and one factor a row."""
+
+    def parts(x: Value) -> tuple[Value, Value]:
+        mean, variance = b.moments(x, dims=axes)
+        factor = _rsqrt(b.add(variance, epsilon))
+        shape = tuple(x.shape)
+        return b.mul(b.sub(x, _spread(mean, shape, axes)), _spread(factor, shape, axes)), factor
+
+    def forward(x: Value) -> tuple[Value, tuple[Value, Value]]:
+        result, factor = parts(x)
+        return result, (result, factor)
+
+    def backward(kept: tuple[Value, Value], cotangent: Value) -> tuple[Value]:
+        result, factor = kept
+        shape = tuple(result.shape)
+        along = _spread(b.mean(b.mul(result, cotangent), dims=axes), shape, axes)
+        centred = b.sub(cotangent, _spread(b.mean(cotangent, dims=axes), shape, axes))
+        return (b.mul(_spread(factor, shape, axes), b.sub(centred, b.mul(result, along))),)
+
+    function = custom_vjp(lambda x: parts(x)[0])
+    function.defvjp(forward, backward)
+    return function
 
 
 def _rsqrt(x: Value) -> Value:
