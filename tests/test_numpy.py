@@ -113,7 +113,7 @@ def test_a_batch_is_a_loop(name: str) -> None:
 
 
 @pytest.mark.parametrize("times", [lambda w, x: x @ w, lambda w, x: w @ x, lambda w, x: tnp.vecmat(x, w)])
-def test_vectors_times_a_matrix_that_they_share_are_one_matrix_product(times: Any) -> None:
+def test_vectors_times_a_matrix_that_they_share_are_one_matrix_product(times: object) -> None:
     w, vectors = np.ones((4, 4), np.float32), np.ones((9, 4), np.float32)
     step = tk.jit(tk.vmap(times, in_axes=(None, 0))).lower(w, vectors)
     assert [item.op for item in step.program.operations] == ["mm"]
