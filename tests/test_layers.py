@@ -45,6 +45,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("kernel",),
     ("compiler",),
     ("jitted",),
+    ("digits_step",),
     ("cli", "demo"),
 )
 RUNTIME_MAY_IMPORT = {"errors", "dtypes", "runtime"}
