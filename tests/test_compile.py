@@ -60,7 +60,7 @@ def generate(monkeypatch: pytest.MonkeyPatch) -> Generate:
     """No GPU, no environment, and stand-ins for the compiler, the emulator and the reference."""
     stub = Generate()
     monkeypatch.setattr("trainkernel.codegen.generate", stub, raising=False)
-    monkeypatch.setattr("trainkernel.reference.run", step_in_numpy)
+    monkeypatch.setattr("trainkernel.reference.evaluate", step_in_numpy)
     monkeypatch.setattr("trainkernel.emulator.emulate", emulated)
     monkeypatch.setattr(driver, "_probe", NO_GPU)
     monkeypatch.setattr(compiler, "_reference_told", False)
@@ -143,7 +143,7 @@ def test_nothing_is_written_when_the_run_fails(generate: Generate, monkeypatch: 
     def fail(program: Program, inputs: Any) -> Any:
         raise FloatingPointError("in the middle")
 
-    monkeypatch.setattr("trainkernel.reference.run", fail)
+    monkeypatch.setattr("trainkernel.reference.evaluate", fail)
     x, w, *scalars = arguments()
     with pytest.raises(FloatingPointError):
         compile(step_program(), device="reference")(x, w, *scalars)
