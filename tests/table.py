@@ -544,7 +544,7 @@ def _add_biases(
     nan = c.tensor(np.full((n,), _gap(DTYPES[dtypes[0]].numpy)))
     c.add("addmm", nan, a, b, dtype="float32", beta=0)
     c.add("addmm", nan, a, b, dtype="float32", beta=zero, alpha=0)
-    if DTYPES[a.dtype].numpy.kind != "i":
+    if a.dtype in FLOATS:
         nans = c.tensor(np.full(a.shape, np.nan).astype(DTYPES[a.dtype].numpy))
         c.add("addmm", nan, nans, b, dtype="float32", beta=1e-60, alpha=-1e-60)
     bias = c.tensor(c.draw((n,), dtypes[0], op.sample))
