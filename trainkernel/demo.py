@@ -167,7 +167,7 @@ def run_demo(
     arch : str
         What the kernel is generated and compiled for where no GPU runs it.
     save : str, optional
-        Directory for the program, schedule, plan, source and cubin.
+        Directory for the program, its settings, schedule, plan, source and cubin.
 
     Raises
     ------
