@@ -1,10 +1,9 @@
-"""The command line, and the README's Python blocks."""
+"""The command line."""
 
 from __future__ import annotations
 
 import io
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +12,6 @@ import pytest
 
 from trainkernel import Program, ProgramBuilder, cli
 from trainkernel.mlp import mlp_step
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -188,21 +185,3 @@ def test_closed_streams(redirection: str, code: int, message: str, program_file:
     command = f"set -o pipefail; {sys.executable} -m trainkernel inspect {program} {redirection}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (code, message)
-
-
-def python_blocks(name: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", (ROOT / name).read_text(), re.MULTILINE | re.DOTALL)
-
-
-def test_the_readme_s_python_runs() -> None:
-    blocks = python_blocks("README.md")
-    assert len(blocks) >= 2
-    printed = ""
-    for block in blocks:  # each in a process of its own, as a reader would paste them into files
-        done = subprocess.run([sys.executable, "-W", "error", "-c", block], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        printed += done.stdout
-    assert "grid barriers," in printed
-    loss = re.search(r"loss (\S+), w \[", printed)
-    assert loss
-    assert float(loss[1]) < 1e-2

@@ -18,6 +18,7 @@ from trainkernel import compiler
 from trainkernel.compiler import ReferenceWarning, compile
 from trainkernel.errors import ArgumentError, CompileError, DeviceError, OptionError
 from trainkernel.ir import Program
+from trainkernel.jitted import jit
 from trainkernel.kernel import HostKernel, Kernel, describe_stage
 from trainkernel.runtime import driver
 from trainkernel.runtime.driver import DeviceFacts
@@ -59,7 +60,7 @@ def generate(monkeypatch: pytest.MonkeyPatch) -> Generate:
     """No GPU, no environment, and stand-ins for the compiler, the emulator and the reference."""
     stub = Generate()
     monkeypatch.setattr("trainkernel.codegen.generate", stub, raising=False)
-    monkeypatch.setattr("trainkernel.reference.run", step_in_numpy)
+    monkeypatch.setattr("trainkernel.reference.evaluate", step_in_numpy)
     monkeypatch.setattr("trainkernel.emulator.emulate", emulated)
     monkeypatch.setattr(driver, "_probe", NO_GPU)
     monkeypatch.setattr(compiler, "_reference_told", False)
@@ -142,7 +143,7 @@ def test_nothing_is_written_when_the_run_fails(generate: Generate, monkeypatch: 
     def fail(program: Program, inputs: Any) -> Any:
         raise FloatingPointError("in the middle")
 
-    monkeypatch.setattr("trainkernel.reference.run", fail)
+    monkeypatch.setattr("trainkernel.reference.evaluate", fail)
     x, w, *scalars = arguments()
     with pytest.raises(FloatingPointError):
         compile(step_program(), device="reference")(x, w, *scalars)
@@ -170,6 +171,15 @@ def test_no_device_named_and_no_gpu_runs_the_reference_and_says_so_once(generate
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert compile(step_program()).device == "reference"
+
+
+def test_the_warning_of_a_jitted_function_names_the_line_of_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRAINKERNEL_DEVICE", raising=False)
+    monkeypatch.setattr(compiler.driver, "is_available", lambda: False)
+    monkeypatch.setattr(compiler, "_reference_told", False)
+    with pytest.warns(ReferenceWarning) as caught:
+        jit(lambda x: x + 1)(np.ones(3, np.float32))
+    assert caught[0].filename == __file__
 
 
 def test_environment_names_the_device(generate: Generate, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,3 +190,12 @@ def test_refusals_name_the_users_line(name: str) -> None:
         call()
     assert message in str(caught.value)
     assert "test_jit.py:" in str(caught.value)
+
+
+def test_inputs_are_named_by_what_one_writes_to_get_them() -> None:
+    arguments = {"layers": [{"w": X, 3: ROW}], "state": State(X, (ROW,)), "adam": tk.optim.ScaleByAdamState(ROW, X, X)}
+    paths = ["['adam'].count", "['adam'].mu", "['adam'].nu", "['layers'][0][3]", "['layers'][0]['w']"]
+    assert tk.tree.paths(arguments) == [*paths, "['state'].w", "['state'].moments[0]"]
+    inputs = reference(lambda tree: tree["state"].w + 1).lower(arguments).program.inputs
+    names = ["tree_adam_count", "tree_adam_mu", "tree_adam_nu", "tree_layers_0_3", "tree_layers_0_w"]
+    assert [spec.buffer for spec in inputs] == [*names, "tree_state_w", "tree_state_moments_0"]

@@ -105,7 +105,11 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--arch", default=DEFAULT_ARCH, help=f"what to compile for without a GPU (default {DEFAULT_ARCH})"
     )
-    demo.add_argument("--save", metavar="DIR", help="write program, schedule, plan, source and cubin to DIR")
+    demo.add_argument(
+        "--save",
+        metavar="DIR",
+        help="write program, settings, schedule, plan, source and cubin to DIR, which compile and inspect read",
+    )
     demo.set_defaults(run=_demo)
     return parser
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import warnings
 from dataclasses import fields
 from typing import Any
@@ -22,6 +23,7 @@ from trainkernel.target import PRESETS, Target
 __all__ = ["GpuKernel", "HostBound", "HostKernel", "Kernel", "ReferenceWarning", "compile"]
 
 HOST_DEVICES = ("emulator", "reference")
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _DEVICE = re.compile("cuda|cuda:[0-9]{1,9}|emulator|reference")
 
 
@@ -116,12 +118,22 @@ def _device_name(device: str | None) -> str:
                 "no device was named and there is no GPU: kernels run as the NumPy reference, on the CPU. "
                 "Pass device='reference' (or 'emulator'), or set TRAINKERNEL_DEVICE, to choose it.",
                 ReferenceWarning,
-                stacklevel=3,
+                stacklevel=_levels_to_user(),
             )
         return "reference"
     if not isinstance(chosen, str) or not _DEVICE.fullmatch(chosen):
         raise OptionError(f"{asked} must be 'cuda', 'cuda:<index>', 'emulator' or 'reference', got {chosen!r}")
     return str(chosen)
+
+
+def _levels_to_user() -> int:
+    """The ``stacklevel`` with which a warning of the caller names the user's line, whoever of us called it."""
+    level = 1
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+        level += 1
+    return level
 
 
 def _device_index(name: str) -> int:

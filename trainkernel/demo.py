@@ -167,7 +167,7 @@ def run_demo(
     arch : str
         What the kernel is generated and compiled for where no GPU runs it.
     save : str, optional
-        Directory for the program, schedule, plan, source and cubin.
+        Directory for the program, its settings, schedule, plan, source and cubin.
 
     Raises
     ------
@@ -178,9 +178,9 @@ def run_demo(
         raise OptionError(f"--steps must be an int of at least 1, got {steps!r}")
     digits = Digits.load()
     say = _Printer(out)
+    say(f"digits: {NUM_TRAIN:,} images to train, {len(digits.test_labels)} to test, 8x8 pixels")
     session = _open_session(dtype, device, arch, say)
     program = session.step.program
-    say(f"digits: {NUM_TRAIN:,} images to train, {len(digits.test_labels)} to test, 8x8 pixels")
     say(f"model:  {'-'.join(map(str, LAYERS))}, relu, softmax cross-entropy, AdamW, {dtype} products, batch {BATCH}")
     say(
         f"step:   one Program of {len(program.operations)} operations, "

@@ -181,9 +181,9 @@ class HostKernel(Kernel):
             for index in range(len(self.program.inputs))
         ]
         if self.device == "reference":
-            from trainkernel.reference import run
+            from trainkernel.reference import evaluate
 
-            return run(self.program, values)
+            return evaluate(self.program, values)
         from trainkernel.emulator import emulate
 
         outputs: Sequence[np.ndarray[Any, Any]] = emulate(

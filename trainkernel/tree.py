@@ -37,10 +37,9 @@ def leaves(tree: Tree) -> list[Any]:
 
 
 def paths(tree: Tree) -> list[str]:
-    """A readable path for each leaf: ``['params'][0].w``."""
+    """What to write behind a tree to get each leaf: ``['params'][0].w``."""
     flatten(tree)
-    found, _, _ = optree.tree_flatten_with_path(tree, namespace=_NAMESPACE)
-    return ["".join(_step(entry) for entry in path) for path in found]
+    return [accessor.codify("") for accessor in optree.tree_accessors(tree, namespace=_NAMESPACE)]
 
 
 def map(function: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
@@ -93,12 +92,6 @@ def broadcast_prefix(prefix: Tree, tree: Tree, what: str) -> list[Any]:
     except ValueError as error:
         raise ValueError(f"{what} {prefix!r} does not fit the arguments: {error}") from None
     return result
-
-
-def _step(entry: Any) -> str:
-    if isinstance(entry, int):
-        return f"[{entry}]"
-    return f".{entry}" if isinstance(entry, str) and entry.isidentifier() else f"[{entry!r}]"
 
 
 def _register_dataclasses(values: Sequence[Any]) -> bool:

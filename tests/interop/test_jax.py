@@ -44,7 +44,7 @@ def test_tracers_are_refused() -> None:
 
 
 def test_kernel_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainkernel.reference.run", lambda program, inputs: (inputs[0].copy(),))
+    monkeypatch.setattr("trainkernel.reference.evaluate", lambda program, inputs: (inputs[0].copy(),))
     stub = copy_stub((3,), "bfloat16")
     x = on_host([1, 2, 3], "bfloat16")
     (y,) = HostKernel(stub.program, stub, "reference", None)(x)

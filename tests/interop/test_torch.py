@@ -50,7 +50,7 @@ def test_kernel_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(program: Program, inputs: Any) -> Any:
         return inputs[1] + inputs[0], (inputs[1] + inputs[0])[::-1]
 
-    monkeypatch.setattr("trainkernel.reference.run", run)
+    monkeypatch.setattr("trainkernel.reference.evaluate", run)
     kernel = HostKernel(step_program(), step_stub(), "reference", None)
     x, w = torch.arange(4096.0), torch.ones(4096)
     new_w, flipped = kernel(x, w, 0.5, 1, 0)
