@@ -8,6 +8,8 @@ import pytest
 from error_bounds import assert_close
 from gpu_arrays import in_threads, launch, torch_module
 from harness import MAX_UNKNOWN, bits
+from indexed_table import indexed_cases
+from scan_table import scan_cases
 from table import Case, op_cases
 
 import trainkernel as tk
@@ -16,7 +18,7 @@ from trainkernel.ops import OPS
 
 pytestmark = pytest.mark.gpu
 
-CASES = tuple(op_cases())
+CASES = (*op_cases(), *indexed_cases(), *scan_cases())
 CHUNK = 60
 
 
