@@ -14,18 +14,23 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from table import DTYPE_NAMES, attr_sets, strided_array
+from scan_table import INDEX_DTYPES
+from table import DTYPE_NAMES, INTEGERS, attr_sets, is_covered, strided_array
 
 from trainkernel import reference
+from trainkernel.arithmetic import domain_of
 from trainkernel.dtypes import DTYPES
 from trainkernel.errors import ProgramError
-from trainkernel.ir import Loop, Operand, Operation, ScalarSpec, TensorSpec, dense_strides
+from trainkernel.ir import Loop, Operand, Operation, Program, ScalarSpec, TensorSpec, dense_strides
 from trainkernel.ops import OPS
+from trainkernel.ops.domains import FLOAT_DOMAINS
+from trainkernel.validation import validate_program
 
 T = TypeVar("T")
 
 MAX_VALUE = 120.0
 MAX_ELEMENTS = 4900
+MAX_FACTORS = 40
 SIZES = (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32, 33, 40, 64, 65, 70)
 DEPTHS = (1, 3, 8, 9, 16, 33, 64, 65, 70, 100, 130, 201)
 
@@ -76,7 +81,9 @@ class Grower:
         """A new tensor input: normal values, small for products' sake; sometimes with strides of its own."""
         dtype = dtype or self.dtype()
         values = np.asarray(self.rng.standard_normal(shape))
-        array = np.array(values > 0 if dtype == "bool" else 0.7 * values, DTYPES[dtype].numpy)
+        if dtype in INTEGERS:
+            values = np.round(4 * np.abs(values) if dtype[0] == "u" else 4 * values) / 0.7
+        array = np.asarray(values > 0 if dtype == "bool" else 0.7 * values).astype(DTYPES[dtype].numpy)
         spec = TensorSpec.dense(self._name("x"), tuple(shape), dtype)
         if not dense and array.ndim and self.chance(0.15):
             strides = tuple(2 * step for step in dense_strides(spec.shape))
@@ -99,6 +106,17 @@ class Grower:
         self.buffers[spec.buffer] = reference._input_buffer(0, spec, value)
         self.pool.append(spec.spec)
         return spec.spec
+
+    def index(self, shape: Sequence[int], room: int) -> TensorSpec:
+        """A new input of indices into ``range(room)``, some outside; nothing else reads it."""
+        dtype = str(self.pick(INDEX_DTYPES))
+        low = 0 if dtype.startswith("u") else -2
+        array = np.asarray(self.rng.integers(low, room + 2, shape)).astype(dtype)
+        spec = TensorSpec.dense(self._name("at"), tuple(shape), dtype)
+        self.specs.append(spec)
+        self.arrays.append(array)
+        self.buffers[spec.buffer] = reference._input_buffer(0, spec, array)
+        return spec
 
     # ------------------------------------------------------------------ views
 
@@ -155,12 +173,28 @@ class Grower:
         operation = Operation(
             outputs[0].buffer, op, tuple(operands), outputs if len(outputs) > 1 else outputs[0], attrs
         )
+        if not self._computes(operation):
+            return None
         with np.errstate(all="ignore"):
             results = reference._run_operation(operation, self.buffers)
         if not all(_is_moderate(result) for result in results):
             return None
         self._append(operation, results)
         return outputs[-1]
+
+    @staticmethod
+    def _computes(operation: Operation) -> bool:
+        """Whether one domain holds the operation's operands and numbers, and no integer cuts an uncertain sum."""
+        specs = {
+            spec.buffer: TensorSpec.dense(spec.buffer, (spec.last_index + 1,), spec.dtype)
+            for spec in operation.tensor_inputs
+        }
+        try:
+            validate_program(Program(tuple(specs.values()), (operation,), ()))
+        except ProgramError:
+            return False
+        accumulates = OPS[operation.op].kind != "pointwise" and domain_of(operation) in FLOAT_DOMAINS
+        return not (accumulates and operation.outputs[0].dtype in INTEGERS)
 
     def _append(self, item: Operation | Loop, results: Sequence[NDArray[Any]]) -> None:
         self.items.append(item)
@@ -170,7 +204,8 @@ class Grower:
 
     def pointwise(self) -> TensorSpec | None:
         """Any pointwise op on pool values, views, scalars, or a fresh input that broadcasts."""
-        allowed = [op for op in OPS.values() if op.kind == "pointwise" and not (self.exact and op.max_ulps > 0.5)]
+        kinds = [op for op in OPS.values() if op.kind == "pointwise" and is_covered(op)]
+        allowed = [op for op in kinds if not (self.exact and op.max_ulps > 0.5)]
         op = self.pick(allowed)
         attrs = self.pick(attr_sets(op))
         first = self.view(self.recent())
@@ -203,11 +238,14 @@ class Grower:
         return self.pick(self.pool)
 
     def reduction(self) -> TensorSpec | None:
-        op = str(self.pick(("sum", "mean", "max", "sum") if self.exact else ("sum", "mean", "max", "softmax_stats")))
+        exact = ("sum", "mean", "max", "sum", "min", "prod")
+        op = str(self.pick(exact if self.exact else (*exact[:3], "min", "prod", "softmax_stats", "moments")))
         operand = self.view(self.recent())
         subsets = [dims for size in range(operand.ndim + 1) for dims in combinations(range(operand.ndim), size)]
         dims = self.pick([None, *subsets])
         reduced = range(operand.ndim) if dims is None else dims
+        if op == "prod" and prod(operand.shape[dim] for dim in reduced) > MAX_FACTORS:
+            return None
         kept = tuple(1 if dim in reduced else size for dim, size in enumerate(operand.shape))
         if dims and self.chance(0.3):
             dims = tuple(dim - operand.ndim for dim in dims)
@@ -239,12 +277,98 @@ class Grower:
         result = self.add("mm", [a, b])
         return result and self.add("mul", [result, scale], result.shape)
 
+    def batched_product(self) -> TensorSpec | None:
+        """A batched product of a rank-3 value, or of one that all products share."""
+        fitting = [spec for spec in self.pool if spec.ndim == 3 and spec.num_elements]
+        if fitting and self.chance(0.5):
+            a = self.pick(fitting)
+        else:
+            a = self.input((int(self.pick((1, 2, 3, 5))), int(self.pick((1, 3, 17, 33))), int(self.pick((3, 16, 70)))))
+        a = a.mT if self.chance(0.3) else a
+        shape = (a.shape[0], a.shape[2], int(self.pick((1, 4, 20))))
+        b = self.input(shape[1:], a.dtype).broadcast_to(shape) if self.chance(0.3) else self.input(shape, a.dtype)
+        result = self.add("bmm", [a, b])
+        return result and self.add("mul", [result, float(np.float32(1 / max(a.shape[2], 1) ** 0.5))], result.shape)
+
+    def scan(self) -> TensorSpec | None:
+        """A cumulative sum of a value scaled down, along any dim."""
+        operand = self.view(self.recent())
+        if operand.ndim == 0:
+            return None
+        dim = int(self.rng.integers(operand.ndim))
+        scaled = self.add("mul", [operand, 1 / max(operand.shape[dim], 1)], operand.shape)
+        return scaled and self.add("cumsum", [scaled], dim=dim - operand.ndim, reverse=self.chance(0.5))
+
+    def scatter(self) -> TensorSpec | None:
+        updates = self.view(self.recent())
+        if updates.ndim == 0:
+            return None
+        size = int(self.pick((1, 3, 8, 40)))
+        return self.add("scatter_add", [self.index(updates.shape[:1], size), updates], size=size)
+
+    # ------------------------------------------------------------------ indexed operations
+
+    def indexed(self) -> TensorSpec | None:
+        """Any indexed operation on a value or view of rank 1 and more."""
+        x = self.view(self.recent())
+        if x.ndim == 0 or x.num_elements == 0:
+            return None
+        steps = (self._flip, self._pad, self._concatenate, self._take, self._dynamic_slice, self.dynamic_update)
+        return self.pick((*steps, self._drop))(x)
+
+    def _flip(self, x: TensorSpec) -> TensorSpec | None:
+        return self.add("flip", [x], dims=tuple(dim for dim in range(x.ndim) if self.chance(0.6)))
+
+    def _pad(self, x: TensorSpec) -> TensorSpec | None:
+        low, high, interior = (tuple(int(self.pick((0, 0, 1, 3))) for _ in x.shape) for _ in range(3))
+        return self.add("pad", [x, self.pick((0, 0.5, -1))], low=low, high=high, interior=interior)
+
+    def _concatenate(self, x: TensorSpec) -> TensorSpec | None:
+        dim = int(self.rng.integers(x.ndim))
+        rest = (*x.shape[:dim], *x.shape[dim + 1 :])
+        views = [view for spec in self.pool for view in (spec, spec.T) if view.ndim == x.ndim]
+        others = [view for view in views if (*view.shape[:dim], *view.shape[dim + 1 :]) == rest]
+        return self.add(
+            "concatenate", [x, *(self.pick(others) for _ in range(self.pick((0, 1, 1, 3))) if others)], dim=dim
+        )
+
+    def _take(self, x: TensorSpec) -> TensorSpec | None:
+        shape: tuple[int, ...] = self.pick(((), (int(self.pick(self.dims)),), (3, 2)))
+        return self.add("take", [x, self.index(shape, x.shape[0])])
+
+    def _starts(self, x: TensorSpec, sizes: Sequence[int]) -> list[Operand]:
+        pairs = zip(x.shape, sizes, strict=True)
+        return [int(self.rng.integers(-1, 3)) if self.chance(0.3) else self.index((), a - b) for a, b in pairs]
+
+    def _dynamic_slice(self, x: TensorSpec) -> TensorSpec | None:
+        sizes = tuple(int(self.rng.integers(1, size + 1)) if self.chance(0.7) else size for size in x.shape)
+        return self.add("dynamic_slice", [x, *self._starts(x, sizes)], sizes=sizes)
+
+    def dynamic_update(self, x: TensorSpec, dtype: str | None = None) -> TensorSpec | None:
+        """``x`` with a window of it overwritten: by a slice of itself, or by a new input."""
+        update = self._slice(x) if self.chance(0.5) else self.input([max(size // 2, 1) for size in x.shape])
+        return self.add("dynamic_update", [x, update, *self._starts(x, update.shape)], dtype=dtype)
+
+    def _drop(self, x: TensorSpec) -> TensorSpec | None:
+        """Some elements replaced by zero, chosen by random bits."""
+        key = TensorSpec.dense(self._name("key"), (2,), "uint32")
+        bits = TensorSpec.dense(self._name("bits"), x.shape, "uint32")
+        self.specs.append(key)
+        self.arrays.append(self.rng.integers(0, 2**32, 2, np.uint32))
+        self.buffers[key.buffer] = self.arrays[-1]
+        draw = Operation(bits.buffer, "random_bits", (key,), bits, {"shape": x.shape, "stream": 1})
+        self._append(draw, reference._run_operation(draw, self.buffers))
+        self.pool.pop()
+        keep = self.add("compare", [bits, 2**31], x.shape, "bool", comparison=str(self.pick(("lt", "ge"))))
+        return keep and self.add("where", [keep, x, 0], x.shape)
+
     def grow(self, num_operations: int) -> None:
         attempts = 0
+        steps = [self.pointwise] * 6 + [self.reduction, self.product] * 2 + [self.indexed] * 3
+        steps += [self.scan, self.scatter, self.batched_product]
         while len(self.items) < num_operations and attempts < 8 * num_operations:
             attempts += 1
-            step = self.pick((self.pointwise, self.pointwise, self.pointwise, self.reduction, self.product))
-            step()
+            self.pick(steps)()
 
     def outputs(self) -> list[TensorSpec]:
         """The last value and a few more: views, duplicates, other dtypes, now and then an input."""

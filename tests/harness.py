@@ -37,7 +37,7 @@ def bits(array: NDArray[Any]) -> bytes:
     """The array's bytes with every NaN made the same: which NaN an operation gives is not promised."""
     array = np.array(array)
     if array.dtype.kind not in "biu":
-        with np.errstate(invalid="ignore"):
+        with np.errstate(all="ignore"):
             array[np.isnan(array.astype(np.float32))] = np.nan
     return array.tobytes()
 

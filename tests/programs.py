@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from growing import Grower
-from table import FLOATS
+from table import DTYPE_NAMES, FLOATS, INTEGERS
 
 from trainkernel import reference
 from trainkernel.dtypes import DTYPES
@@ -77,7 +77,10 @@ def _update_state(g: Grower, outputs: list[TensorSpec], inplace: dict[int, int])
     if g.chance(0.25):
         g.add("tanh", [state], state.shape)
     operands = [state, delta] if g.chance(0.8) else [delta, state]
-    fresh = g.add("sub", operands, state.shape, "float32", alpha=g.pick((1, 0.125)))
+    if state.num_elements and g.chance(0.2):
+        fresh = g.dynamic_update(state, "float32")
+    else:
+        fresh = g.add("sub", operands, state.shape, "float32", alpha=g.pick((1, 0.125)))
     if fresh is None:
         return
     if g.chance(0.3):
@@ -200,7 +203,8 @@ def _loop_program(g: Grower) -> tuple[list[TensorSpec], dict[int, int]]:
     for spec in slices:
         body.add("add", [body.pool[-1], spec], (rows, width), "float32")
     extra = body.add("sum", [body.pool[-1]], None, "float32", dims=(1,))
-    after = body.add("tanh", [body.pool[-2] if extra else body.pool[-1]], (rows, width), dtype)
+    squash = "sign" if dtype in INTEGERS else "tanh"
+    after = body.add(squash, [body.pool[-2] if extra else body.pool[-1]], (rows, width), dtype)
     assert after is not None
     ys = [spec for spec in (extra, after.T if g.chance(0.5) else after) if spec is not None and g.chance(0.6)]
     program = Program(tuple(body.specs), tuple(body.items), (after, *ys))
@@ -238,7 +242,12 @@ def random_program(seed: int) -> RandomProgram:
     if rng.random() < 0.25:
         dtypes = (str(rng.choice(("float16", "bfloat16"))),)
     exact = rng.random() < 0.3
-    g = Grower(rng, ("float32",) if exact else dtypes, exact=exact)
+    if exact:
+        dtypes = ("float32",)
+    if kind in ("mixture", "loop") and rng.random() < 0.35:
+        # Exact, because what an integer is truncated from must not be uncertain.
+        dtypes, exact = tuple(str(name) for name in rng.choice(("float32", "int32", *DTYPE_NAMES), 3)), True
+    g = Grower(rng, dtypes, exact=exact)
     outputs, inplace = _KINDS[kind](g)
     program = Program(tuple(g.specs), tuple(g.items), tuple(outputs))
     validate_program(program)

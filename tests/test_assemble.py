@@ -82,6 +82,11 @@ def test_operations_on_numbers_are_done_at_once() -> None:
     assert program.operations[0].inputs[1] == 0.25
 
 
+def test_a_product_or_quotient_by_one_is_no_operation() -> None:
+    program = program_of(lambda x: (1.0 * x, x * 1, x / 1, 1 / x), X)
+    assert counts(program) == {"div": 1}
+
+
 def test_numbers_keep_their_dtype_where_it_decides() -> None:
     def f(condition: Any) -> Any:
         return b.where(condition, b.full((4, 6), 300, "int32"), b.full((4, 6), 2, "int32"))

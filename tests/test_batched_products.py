@@ -14,6 +14,7 @@ from trainkernel.ir import Operation, Program, TensorSpec
 from trainkernel.options import Options
 from trainkernel.passes import canonicalize_transposed_mm
 from trainkernel.products import ProductPlan, plan_product
+from trainkernel.runtime import nvrtc
 from trainkernel.target import Target
 
 PORTABLE = Target.preset("portable")
@@ -107,3 +108,9 @@ def test_any_grid_gives_the_same_bits() -> None:
     results = [emulate(kernel, case.inputs, num_blocks=blocks, order=blocks) for blocks in (1, 2, 5)]
     for result in results[1:]:
         assert [bits(x) for x in result.outputs] == [bits(x) for x in results[0].outputs]
+
+
+@pytest.mark.parametrize(("dtype", "arch"), [("float32", "sm_80"), ("bfloat16", "sm_90")])
+def test_nvrtc_takes_the_source(dtype: str, arch: str) -> None:
+    program = batched_product_case((dtype, dtype), (3, 33, 70, 65)).program
+    assert nvrtc.compile_cubin(generate(program, target=arch).source, arch).startswith(b"\x7fELF")

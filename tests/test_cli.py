@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import subprocess
 import sys
@@ -50,7 +51,8 @@ def test_compile_writes_every_stage(program_file: Path, tmp_path: Path, capsys: 
     arguments = ["compile", str(program_file), "--arch", "sm_80", "-o", str(out), "--inplace", "1:4"]
     assert cli.main([*arguments, "--threads-per-block", "128", "--fuse-epilogues", "off"]) == 0
     names = {path.name for path in out.iterdir()}
-    assert names == {"program.json", "schedule.txt", "plan.txt", "trainkernel_step.cu", "trainkernel_step.cubin"}
+    texts = {"program.json", "settings.json", "schedule.txt", "plan.txt", "trainkernel_step.cu"}
+    assert names == texts | {"trainkernel_step.cubin"}
     assert (out / "trainkernel_step.cubin").read_bytes()[:4] == b"\x7fELF"
     assert Program.from_json((out / "program.json").read_text()) == Program.from_json(program_file.read_text())
     said = capsys.readouterr().out
@@ -59,6 +61,42 @@ def test_compile_writes_every_stage(program_file: Path, tmp_path: Path, capsys: 
     first = (out / "trainkernel_step.cu").read_bytes()
     assert cli.main([*arguments, "--threads-per-block", "128", "--fuse-epilogues", "off"]) == 0
     assert (out / "trainkernel_step.cu").read_bytes() == first
+
+
+def test_a_written_directory_is_compiled_as_it_was(
+    program_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, again, other = (str(tmp_path / name) for name in ("first", "again", "other"))
+    options = ["--inplace", "1:4", "--threads-per-block", "128", "--fuse-epilogues", "off"]
+    assert cli.main(["compile", str(program_file), "--arch", "sm_80", "-o", first, *options]) == 0
+    assert cli.main(["compile", first, "-o", again]) == 0
+    for path in Path(first).iterdir():
+        assert (Path(again) / path.name).read_bytes() == path.read_bytes(), path.name
+    assert cli.main(["compile", again, "-o", other, "--threads-per-block", "512"]) == 0
+    assert json.loads((Path(other) / "settings.json").read_text()) == {
+        "arch": "sm_80",
+        "inplace_outputs": {"1": 4},
+        "threads_per_block": 512,
+        "fuse_epilogues": False,
+    }
+    capsys.readouterr()
+    assert cli.main(["inspect", first]) == 0
+    assert "== schedule for sm_80" in capsys.readouterr().out
+
+
+def test_the_portable_target_is_kept(program_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, again = str(tmp_path / "first"), str(tmp_path / "again")
+    assert cli.main(["compile", str(program_file), "--arch", "portable", "-o", first]) == 0
+    assert cli.main(["compile", first, "-o", again]) == 0
+    assert (Path(first) / "plan.txt").read_bytes() == (Path(again) / "plan.txt").read_bytes()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"arch": 3, "inplace_outputs": {}}', '{"arch": "sm_80"}'])
+def test_wrong_settings_are_one_line(
+    text: str, program_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "settings.json").write_text(text)
+    assert "settings.json: not settings with" in fails(capsys, "inspect", str(tmp_path))
 
 
 def test_inspect_prints_program_stages_and_plan(program_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,7 +131,8 @@ def test_a_program_can_come_from_standard_input(
     ("arguments", "message"),
     [
         (["inspect", "{folder}/missing.json"], "missing.json: No such file"),
-        (["inspect", "{folder}"], "Is a directory"),
+        (["inspect", "{folder}/empty"], "empty/program.json: No such file"),
+        (["inspect", "{folder}"], "settings.json: No such file"),
         (["inspect", "{folder}/bad.json"], "bad.json: not the JSON text of a Program"),
         (["inspect", "{folder}/binary.json"], "binary.json: "),
         (["inspect", "{folder}/broken.json"], "unknown op"),
@@ -115,6 +154,7 @@ def test_a_program_can_come_from_standard_input(
 def test_mistakes_are_one_line(
     arguments: list[str], message: str, program_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "empty").mkdir()
     (tmp_path / "bad.json").write_text("{")
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "broken.json").write_text(program_file.read_text().replace('"op": "exp"', '"op": "frobnicate"'))

@@ -7,15 +7,17 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
-from trainkernel import OptionError, Program, demo, validate
+import trainkernel as tk
+from trainkernel import OptionError, Program, cli, demo, digits_step, tree, validate
 from trainkernel.data import load_digits
 from trainkernel.errors import CompileError
-from trainkernel.mlp import mlp_step
 
 ACCURACY = re.compile(r"test accuracy: (\d+\.\d) %")
 KERNEL_LINES = ("stages", "grid barriers", "workspace", "registers", "us per step on", "greatest difference")
@@ -27,8 +29,13 @@ def run(**options: Any) -> tuple[float, list[str]]:
     return accuracy, out.getvalue().splitlines()
 
 
+def unwrapped(lines: list[str]) -> list[str]:
+    """Lines as they were before they were wrapped: a line further in goes on from the one before."""
+    return re.sub(r"\n {8}", " ", "\n".join(lines)).splitlines()
+
+
 def difference(lines: list[str]) -> float:
-    (line,) = [line for line in lines if line.startswith("check:")]
+    (line,) = [line for line in unwrapped(lines) if line.startswith("check:")]
     found = re.search(r"is (\S+) in the loss and (\S+) in a parameter", line)
     assert found, line
     return max(float(found[1]), float(found[2]))
@@ -56,10 +63,10 @@ def test_the_split_is_fixed_and_has_no_overlap() -> None:
     assert len(digits.train_images) == demo.NUM_TRAIN
     assert len(digits.train_images) + len(digits.test_images) == 1797
     assert np.array_equal(digits.test_images, again.test_images)
-    (x, target), (x_again, _) = next(digits.batches()), next(again.batches())
+    (x, labels), (x_again, _) = next(digits.batches()), next(again.batches())
     assert np.array_equal(x, x_again)
-    assert x.shape == (demo.BATCH, 64)
-    assert np.array_equal(target.sum(axis=1), np.ones(demo.BATCH))
+    assert (x.shape, x.dtype) == ((demo.BATCH, 64), np.float32)
+    assert (labels.shape, labels.dtype) == ((demo.BATCH,), np.int32)
 
 
 def test_an_epoch_shows_each_image_at_most_once() -> None:
@@ -80,10 +87,13 @@ def test_the_demo_keeps_its_promise() -> None:
     found = ACCURACY.fullmatch(lines[-1])
     assert found, lines[-1]
     assert float(found[1]) >= 95.0
+    assert max(map(len, lines)) <= 80
+    said = "\n".join(unwrapped(lines))
     for text in KERNEL_LINES:
-        assert text in done.stdout, text
+        assert text in said, text
     assert difference(lines) < 1e-5
-    assert "no GPU is used" in done.stdout
+    assert lines[0].startswith("building the emulator")
+    assert "no GPU is used" in said
     assert done.stderr == ""
 
 
@@ -94,6 +104,7 @@ def test_bfloat16_and_saved_files(tmp_path: Path) -> None:
     files = {path.name: path for path in (tmp_path / "out").iterdir()}
     assert set(files) == {
         "program.json",
+        "settings.json",
         "schedule.txt",
         "plan.txt",
         "trainkernel_step.cu",
@@ -101,15 +112,60 @@ def test_bfloat16_and_saved_files(tmp_path: Path) -> None:
     }
     program = Program.from_json(files["program.json"].read_text())
     validate(program)
-    expected = mlp_step(demo.LAYERS, demo.BATCH, loss="cross_entropy", optimizer="adamw", dtype="bfloat16").program
-    assert program == expected
+    arguments = demo.initial_arguments()
+    assert program == digits_step.compiled_step("bfloat16").lower(*arguments).program
     assert files["trainkernel_step.cubin"].read_bytes()[:4] == b"\x7fELF"
     assert "__global__" in files["trainkernel_step.cu"].read_text()
+    assert cli.main(["compile", str(tmp_path / "out"), "-o", str(tmp_path / "again")]) == 0
+    for name, path in files.items():
+        assert (tmp_path / "again" / name).read_bytes() == path.read_bytes(), name
+
+
+class OnHost(np.ndarray):
+    """What a DeviceArray does, on the host."""
+
+    def write(self, values: Any) -> None:
+        np.copyto(self, values, casting="no")
+
+
+def test_what_is_bound_on_a_gpu_is_what_the_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "device_put", lambda values, index: np.array(values).view(OnHost))
+    monkeypatch.setattr(demo, "DeviceArray", lambda shape, dtype, index: np.zeros(shape, dtype).view(OnHost))
+    jitted = digits_step.compiled_step(device="reference")
+    arguments = demo.initial_arguments()
+    step, kernel = jitted.lower(*arguments), jitted.kernel(*arguments)
+    bound = SimpleNamespace(device="cuda:0", bind=kernel.bind)
+    trainer, expected = demo.GpuTrainer(step, bound), demo.HostTrainer(jitted)
+    for _, (images, labels) in zip(range(3), demo.Digits.load().batches(), strict=False):
+        assert trainer.step(images, labels) == expected.step(images, labels)
+    for found, wanted in zip(tree.leaves(trainer.params()), tree.leaves(expected.params()), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_all_products_of_a_bfloat16_step_are_on_tensor_cores() -> None:
+    kernel = digits_step.compiled_step("bfloat16", device="reference", arch="sm_90a").kernel(*demo.initial_arguments())
+    assert kernel.stats.tensor_core_operations == 8
+    assert kernel.stats.direct_state_commits == len(kernel.stats.inplace_outputs) == 19
+    assert {spec.dtype for spec in kernel.program.inputs} == {"float32", "int32"}
+
+
+def test_the_gradient_of_a_bfloat16_product_rounds_operands_only() -> None:
+    generator = np.random.default_rng(0)
+    x, w, c = (generator.standard_normal(shape).astype(np.float32) for shape in ((4, 8), (8, 3), (4, 3)))
+
+    def rounded(a: Any) -> Any:
+        return a.astype(ml_dtypes.bfloat16).astype(np.float64)
+
+    value, pull_back = tk.vjp(digits_step.bfloat16_product, x, w)
+    grad_x, grad_w = pull_back(c)
+    np.testing.assert_allclose(value, rounded(x) @ rounded(w), rtol=1e-6)
+    np.testing.assert_allclose(grad_x, rounded(c) @ rounded(w).T, rtol=1e-6)
+    np.testing.assert_allclose(grad_w, rounded(x).T @ rounded(c), rtol=1e-6)
 
 
 def test_the_emulator_can_train() -> None:
     _, lines = run(device="emulator", steps=2)
-    assert any("the emulator runs the generated source" in line for line in lines)
+    assert any("the emulator runs the generated source" in line for line in unwrapped(lines))
     assert ACCURACY.fullmatch(lines[-1])
 
 
@@ -137,7 +193,9 @@ def test_a_compiler_that_does_not_compile_costs_only_the_comparison(monkeypatch:
     monkeypatch.setenv("CXX", "true")
     monkeypatch.setattr(compiler, "_load_runtime", compiler._load_runtime.__wrapped__)
     _, lines = run(device="reference", steps=2)
-    assert "check:  the generated source was not run: the C++ compiler 'true' accepted its runtime" in "\n".join(lines)
+    assert "check:  the generated source was not run: the C++ compiler 'true' accepted its runtime" in "\n".join(
+        unwrapped(lines)
+    )
 
 
 @pytest.mark.parametrize(
@@ -178,6 +236,18 @@ def test_plot() -> None:
     assert demo.plot([float("nan")]) == ["loss: no finite value"]
     assert "*" in "".join(demo.plot([0.0, 0.0]))
     assert "*" in "".join(demo.plot([float("inf"), 1.0]))
+
+
+def test_long_lines_are_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "check:  " + " ".join(["words"] * 32)
+    for columns, num_lines in (("20", 3), ("120", 2), ("400", 1)):
+        monkeypatch.setenv("COLUMNS", columns)
+        out = io.StringIO()
+        demo._Printer(out)(line)
+        lines = out.getvalue().splitlines()
+        assert len(lines) == num_lines
+        assert max(map(len, lines)) <= max(80, int(columns))
+        assert unwrapped(lines) == [line]
 
 
 class Terminal(io.StringIO):

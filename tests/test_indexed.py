@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 from harness import emulate
 from indexed_table import indexed_cases
+from table import Case
 from table_runs import check_cases, same_bits
 
+from trainkernel.access import AccessWalker
 from trainkernel.builder import ProgramBuilder
 from trainkernel.codegen import generate
-from trainkernel.ir import TensorSpec
+from trainkernel.indexing import ZERO, variable
+from trainkernel.ir import Operation, TensorSpec
+from trainkernel.runtime import nvrtc
 
 CASES = tuple(indexed_cases())
 
@@ -78,6 +82,19 @@ def test_random_bits_are_computed_once_per_use() -> None:
     assert same_bits(program)[2].materialized_operations == 1
 
 
+def test_a_moved_read_is_never_at_its_own_element() -> None:
+    """Not even where views of views divide the moved coordinate, as rows of four do here."""
+    x = TensorSpec("x", (40, 2, 1), (1, 5, 1))
+    spread = Operation("spread", "neg", (x.broadcast_to((40, 2, 4)),), TensorSpec.dense("spread", (40, 2, 4)))
+    start = TensorSpec("start", (), (), dtype="int32")
+    rows = TensorSpec("spread", (40, 8), (8, 1))
+    window = Operation("w", "dynamic_slice", (rows, 0, start), TensorSpec.dense("w", (40, 1)), {"sizes": (40, 1)})
+    element = variable("i", 40)
+    walker = AccessWalker({"spread": spread})
+    indices = [access.index for access in walker.pointwise(window, (element, ZERO)) if access.buffer == "x"]
+    assert indices and element not in indices
+
+
 # ---------------------------------------------------------------------------- in place and loops
 
 
@@ -141,3 +158,9 @@ def test_negative_and_large_indices() -> None:
     taken, summed = emulate(generate(program), inputs).outputs
     assert taken.tolist() == [0, 0, 2, 3, 3]
     assert summed.tolist() == [0, 0, 1, 0, 0][:4]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_nvrtc_takes_the_source(case: Case) -> None:
+    arch = ("sm_80", "sm_90")[len(case.name) % 2]
+    assert nvrtc.compile_cubin(generate(case.program, target=arch).source, arch).startswith(b"\x7fELF")

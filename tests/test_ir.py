@@ -262,7 +262,7 @@ def test_builder_takes_the_dtype_of_values() -> None:
     assert b.op("where", mask, 1.0, x).dtype == "float16"
     assert b.op("where", mask, 1.0, 0.0).dtype == "float32" and b.op("where", x, mask, mask).dtype == "bool"
     assert b.op("mul", mask, x).dtype == "float16" and b.op("mul", mask, 0.5).dtype == "float32"
-    assert b.op("relu", mask).dtype == "bool" and b.op("mul", steps, 2).dtype == "float32"
+    assert b.op("relu", mask).dtype == "bool" and b.op("mul", steps, 2).dtype == "int32"
     b.build([])
 
 

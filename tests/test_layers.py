@@ -30,7 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("autodiff", "batching"),
     ("numpy", "random"),
     ("derivatives", "scanning"),
-    ("windows",),
+    ("windows", "initializers"),
     ("lax", "nn"),
     ("losses", "optim"),
     ("assemble",),
@@ -45,6 +45,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("kernel",),
     ("compiler",),
     ("jitted",),
+    ("digits_step",),
     ("cli", "demo"),
 )
 RUNTIME_MAY_IMPORT = {"errors", "dtypes", "runtime"}

@@ -158,6 +158,16 @@ def test_carries_of_other_dtypes(dtype: str) -> None:
     )
 
 
+def test_a_state_that_is_read_after_its_loop() -> None:
+    """The final carry cannot take over the state's storage, and must be initialised where it is instead."""
+    inner, b = ProgramBuilder(), ProgramBuilder()
+    carry = inner.input("carry", (4, 8))
+    body = inner.build([inner.op("neg", carry)])
+    state = b.input("state", (4, 8))
+    (final,) = b.loop(body, [state], num_carry=1, length=3)
+    prove(b.build([final, b.op("add", state, final)]), inplace_outputs={0: 0})
+
+
 def test_a_training_loop_updates_its_state_in_place() -> None:
     body = ProgramBuilder()
     x, y, w, rate = body.input("x", (40, 20)), body.input("y", (40, 3)), body.input("w", (20, 3)), 0.05
@@ -264,3 +274,16 @@ def test_no_room_for_a_step(dynamic: bool) -> None:
     length = b.scalar("steps", "int32") if dynamic else 0
     outputs = b.loop(step, [start, xs], num_carry=1, num_xs=1, length=length, room=0)
     prove(b.build([*outputs, start]), steps=0)
+
+
+def test_a_carry_whose_first_value_is_read_later_is_committed_after() -> None:
+    """The loop may not begin in the state's own array, so its carry needs a copy of the first value."""
+    body = ProgramBuilder()
+    carry = body.input("carry", (4, 8))
+    step = body.build([body.op("tanh", carry)])
+    b = ProgramBuilder()
+    state = b.input("state", (4, 8))
+    (final,) = b.loop(step, [state], num_carry=1, length=3)
+    program = b.build([final, b.op("mul", final, state)])
+    kernel = check(program, inputs_of(program), inplace_outputs={0: 0})
+    assert kernel.direct_state_commits == 0

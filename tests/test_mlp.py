@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from trainkernel import ProgramError, reference
-from trainkernel.mlp import ACTIVATIONS, DTYPES, LOSSES, OPTIMIZERS, MlpStep, mlp_forward, mlp_step
+from trainkernel.mlp import ACTIVATIONS, DTYPES, LOSSES, OPTIMIZERS, MlpStep, mlp_step
 
 LAYERS = (5, 7, 6, 3)
 BATCH = 4
@@ -179,22 +179,6 @@ def test_bias_corrections_are_accurate_at_every_step(step_number: int) -> None:
     m, v = 0.9 + 0.1 * grad, 0.999 + 0.001 * grad**2
     expected = -(m / (1 - 0.9**step_number)) / np.sqrt(v / (1 - 0.999**step_number))
     np.testing.assert_allclose(outputs[step.output_index["b0"]], expected, rtol=2e-6)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_forward_is_the_prediction_of_the_step(activation: str, dtype: str) -> None:
-    predictor = mlp_forward(LAYERS, BATCH, activation=activation, dtype=dtype)
-    step = mlp_step(LAYERS, BATCH, activation=activation, dtype=dtype)
-    inputs = step.initial_inputs(5)
-    values = [inputs[step.input_index[name]] for name in ("x", *predictor.parameters)]
-    assert [spec.buffer for spec in predictor.program.inputs] == ["x", *predictor.parameters]
-    (y,) = reference.run(predictor.program, values)
-    if dtype == "float32":
-        parameters = [np.float64(value) for value in values[1:]]
-        np.testing.assert_allclose(y, forward(parameters, values[0], activation)[-1], rtol=1e-5, atol=1e-6)
-    loss = float(reference.run(step.program, inputs)[0])
-    assert loss == pytest.approx(np.mean((np.float64(y) - inputs[1]) ** 2), rel=1e-6)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy_cases import (
+    Case,
     assert_batch_is_loop,
     assert_close,
     assert_derivatives,
+    assert_emulated,
     call_of,
+    chunks,
     draw,
     flat,
     gradient,
@@ -69,6 +73,11 @@ def test_traced_is_eager(name: str) -> None:
     each = CASES[name]
     arrays = draw(each.args, name)
     assert_close(traced(call_of(each, tnp), arrays), each.call(tnp, *arrays), 1e-7)
+
+
+@pytest.mark.parametrize("cases", chunks(CASES), ids=lambda cases: cases[0].name)
+def test_the_emitted_source_computes_it(cases: list[Case]) -> None:
+    assert_emulated(cases, tnp, tnp)
 
 
 @pytest.mark.parametrize("name", SMOOTH)

@@ -339,9 +339,9 @@ def test_long_walks_are_exact() -> None:
     rests = {}
     for size in range(257, 3000):
         a, other = shuffle.domain_of(size)
-        assert a * other >= size and other <= 32 * a
+        assert a * other >= size and a <= other + 1 and other <= 4 * a
         rests.setdefault(a * other - size, size)
-    assert max(rests) <= 12
+    assert max(rests) <= 20
     for size in rests.values():
         np.testing.assert_array_equal(np.sort(random.permutation(KEY, size)), np.arange(size))
 
@@ -355,6 +355,21 @@ def test_short_orders_are_equally_frequent(size: int) -> None:
     expected = num / math.factorial(size)
     assert len(orders) == math.factorial(size)
     assert sum((count - expected) ** 2 / expected for count in orders.values()) < 49.8
+
+
+@pytest.mark.parametrize("size", [257, 331, 1031])
+def test_places_and_distances_are_equally_frequent(size: int) -> None:
+    """Over many keys: where an index goes, and how far apart two of them come to lie."""
+    num = 20_000
+    orders = vmap(lambda key: random.shuffled_index(key, np.arange(3), size))(random.split(KEY, num))
+    for counts in (
+        np.bincount(orders[:, 0], minlength=size),
+        np.bincount((orders[:, 1] - orders[:, 0]) % size, minlength=size)[1:],
+        np.bincount((orders[:, 2] - orders[:, 1]) % size, minlength=size)[1:],
+    ):
+        expected = num / len(counts)
+        statistic = ((counts - expected) ** 2 / expected).sum()
+        assert abs(statistic - len(counts) + 1) < 4 * math.sqrt(2 * len(counts))
 
 
 @pytest.mark.parametrize("size", [256, 257, 1000])

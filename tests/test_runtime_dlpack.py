@@ -10,9 +10,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from trainkernel.dtypes import DTYPES
 from trainkernel.errors import ArgumentError
 from trainkernel.runtime import dlpack
 from trainkernel.runtime.dlpack import ArrayView, as_numpy, framework_of, view, view_capsule
+from trainkernel.runtime.export import _CODES
 from trainkernel.runtime.scalars import ScalarField
 from trainkernel.runtime.streams import LEGACY_STREAM, current_stream_getter, stream_handle
 
@@ -33,7 +35,7 @@ class Wrapped:
         return self.array.__dlpack__(**arguments)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bool", "int32"])
+@pytest.mark.parametrize("dtype", [name for name in DTYPES if name != "bfloat16"])
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (2, 0, 3), (2, 1, 4)])
 def test_numpy_and_dlpack_agree(dtype: str, shape: tuple[int, ...]) -> None:
     array = np.zeros(shape, dtype)
@@ -336,3 +338,11 @@ def test_stream_handles() -> None:
     for wrong in ("stream", -1, 1 << 64, True, object(), *answers[1:]):
         with pytest.raises(ArgumentError, match="stream"):
             stream_handle(wrong)
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_lent_dtypes(dtype: str) -> None:
+    """What a DeviceArray would say of its dtype is what view reads."""
+    entry = DTYPES[dtype]
+    capsule, _keep = make_capsule(b"dltensor", dtype_code=_CODES[dtype], dtype_bits=8 * entry.itemsize_bytes)
+    assert view_capsule(capsule, "other", None).dtype == dtype

@@ -79,8 +79,12 @@ class AccessWalker:
 
 
 def _moved(coordinate: Index, size: int) -> Index:
-    """A coordinate somewhere along a dim of ``size``, in step with another one; it equals no plain coordinate."""
-    return ZERO if size <= 1 else coordinate + variable("?", 2)
+    """A coordinate somewhere along a dim of ``size``, in step with another one.
+
+    The variable has the range of the dim, so that no quotient or remainder makes it vanish that
+    would not make the true coordinate vanish.
+    """
+    return ZERO if size <= 1 else coordinate + variable("?", size)
 
 
 def clamped_start(start: Operand, room: int) -> int | None:

@@ -344,6 +344,10 @@ class Assembly:
             self.values[id(node.outputs[0])] = _folded(node, values)
             return
         operands = [_number(value) if isinstance(value, Constant) else value for value in values]
+        same = _unchanged(node, operands)
+        if same is not None:
+            self.values[id(node.outputs[0])] = same
+            return
         data = OPS[node.op].data_operands
         positions = range(len(values)) if data is None else data
         if not any(isinstance(operands[position], TensorSpec) for position in positions):
@@ -505,6 +509,18 @@ class Assembly:
 def replace_values(assembly: Assembly, values: dict[int, Value]) -> Assembly:
     """An assembly that appends to the same Program, with other values."""
     return replace(assembly, values=values)
+
+
+def _unchanged(node: Node, operands: Sequence[Any]) -> TensorSpec | None:
+    """The operand that a product or quotient by 1 is, bit for bit."""
+    if node.op not in ("mul", "div") or node.outputs[0].aval.dtype == "bool":
+        return None
+    first, second = operands
+    pairs = ((first, second),) if node.op == "div" else ((first, second), (second, first))
+    for value, number in pairs:
+        if isinstance(value, TensorSpec) and not isinstance(number, TensorSpec) and number == 1:
+            return value if value.dtype == node.outputs[0].aval.dtype else None
+    return None
 
 
 def _folded(node: Node, values: Sequence[Any]) -> Constant:

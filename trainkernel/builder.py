@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainkernel.dtypes import DTYPES
 from trainkernel.errors import ProgramError
 from trainkernel.ir import InputSpec, Item, Loop, Operand, Operation, Program, ScalarSpec, TensorSpec, validate
 from trainkernel.ops import OPS
@@ -24,9 +25,10 @@ def _default_dtype(op: str, operands: Sequence[Operand]) -> str:
     """The dtype of a result for which none is given; see ``ProgramBuilder.op``."""
     values = operands[1:] if op == "where" else operands
     dtypes = [operand.dtype for operand in values if isinstance(operand, TensorSpec)]
-    floats = [dtype for dtype in dtypes if dtype not in ("bool", "int32")]
+    numbers = [dtype for dtype in dtypes if dtype != "bool"]
+    floats = [dtype for dtype in numbers if DTYPES[dtype].numpy.kind not in "iu"]
     all_bool = len(dtypes) == len(values) > 0 and set(dtypes) == {"bool"}
-    return floats[0] if floats else "bool" if all_bool else "float32"
+    return (floats or numbers or (["bool"] if all_bool else ["float32"]))[0]
 
 
 def _natural_shapes(
@@ -102,8 +104,8 @@ class ProgramBuilder:
             name, the attribute.
         dtype : str, optional
             Output dtype; if left out, that of the first floating-point operand whose value may
-            become the result's (so not the condition of ``where``), else bool if all those are, else
-            float32.
+            become the result's (so not the condition of ``where``), else of the first integer one, else
+            bool if all those are, else float32.
         name : str, optional
             Buffer name, made unique by a suffix.
         **attrs

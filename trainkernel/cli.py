@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import os
 import re
 import sys
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 
 DEFAULT_ARCH = "sm_90a"
 DEMO_STEPS = 330
+PROGRAM_FILE, SETTINGS_FILE = "program.json", "settings.json"
+_PROGRAM_HELP = (
+    "JSON file of a Program (Program.to_json), - for standard input, or a directory that compile -o or demo --save "
+    "wrote: its settings count where no option says otherwise"
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,16 +81,16 @@ def _parser() -> argparse.ArgumentParser:
     compiling = commands.add_parser(
         "compile", help="write a program's kernel: CUDA source, cubin, schedule, memory plan"
     )
-    compiling.add_argument("program", help="JSON file of a Program (Program.to_json), or - for standard input")
-    compiling.add_argument("--arch", default=DEFAULT_ARCH, help=f"architecture of the cubin (default {DEFAULT_ARCH})")
+    compiling.add_argument("program", help=_PROGRAM_HELP)
+    compiling.add_argument("--arch", help=f"architecture of the cubin (default: the directory's, else {DEFAULT_ARCH})")
     compiling.add_argument("-o", "--output", required=True, metavar="DIR", help="directory to write to")
     _add_options(compiling)
     compiling.set_defaults(run=_compile)
 
     inspecting = commands.add_parser("inspect", help="print a program, its stages and its memory plan")
-    inspecting.add_argument("program", help="JSON file of a Program, or - for standard input")
+    inspecting.add_argument("program", help=_PROGRAM_HELP)
     inspecting.add_argument(
-        "--target", "--arch", default=DEFAULT_ARCH, help=f"{', '.join(PRESETS)} (default {DEFAULT_ARCH})"
+        "--target", "--arch", dest="arch", help=f"{', '.join(PRESETS)} (default: the directory's, else {DEFAULT_ARCH})"
     )
     _add_options(inspecting)
     inspecting.set_defaults(run=_inspect)
@@ -142,8 +148,13 @@ def _options(parsed: argparse.Namespace) -> dict[str, Any]:
     return options
 
 
-def read_program(path: str) -> Program:
-    """The Program in a JSON file, or on standard input for ``-``.
+def read_program(path: str) -> tuple[Program, dict[str, Any]]:
+    """A Program, and the settings that it was compiled with where they are known.
+
+    Parameters
+    ----------
+    path : str
+        A JSON file, ``-`` for standard input, or a directory that ``write_artifacts`` wrote.
 
     Raises
     ------
@@ -153,21 +164,60 @@ def read_program(path: str) -> Program:
     """
     if path == "-" and sys.stdin is None:
         raise ProgramError("-: standard input is closed")
-    content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    folder = Path(path)
+    is_folder = path != "-" and folder.is_dir()
+    file = folder / PROGRAM_FILE if is_folder else folder
+    content = sys.stdin.buffer.read() if path == "-" else file.read_bytes()
     try:
-        return Program.from_json(content.decode())
+        program = Program.from_json(content.decode())
     except (ProgramError, UnicodeDecodeError) as error:
-        raise ProgramError(f"{path}: {error}") from None
+        raise ProgramError(f"{file}: {error}") from None
+    return program, _read_settings(folder / SETTINGS_FILE) if is_folder else {}
+
+
+def _read_settings(file: Path) -> dict[str, Any]:
+    """``arch``, ``inplace_outputs`` and tuning options, as ``_write_settings`` wrote them."""
+    try:
+        settings = json.loads(file.read_bytes())
+        settings["inplace_outputs"] = {int(output): target for output, target in settings["inplace_outputs"].items()}
+        if not isinstance(settings["arch"], str):
+            raise TypeError
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise OptionError(f'{file}: not settings with "arch" and "inplace_outputs" as compile -o writes them') from None
+    return dict(settings)
+
+
+def _write_settings(kernel: Kernel, options: Mapping[str, Any]) -> str:
+    settings = {
+        "arch": kernel.arch or kernel.stats.target.name,
+        "inplace_outputs": {str(output): target for output, target in kernel.stats.inplace_outputs.items()},
+        **options,
+    }
+    lines = ",\n".join(f'"{key}": {json.dumps(value)}' for key, value in settings.items())
+    return f"{{\n{lines}\n}}\n"
+
+
+def _compile_parsed(parsed: argparse.Namespace) -> tuple[Kernel, dict[str, Any]]:
+    """The kernel that the arguments ask for, and the tuning options that were given."""
+    program, settings = read_program(parsed.program)
+    settings.update(_options(parsed))
+    arch = parsed.arch or settings.pop("arch", DEFAULT_ARCH)
+    settings.pop("arch", None)
+    kernel = _compile_for(program, arch, settings)
+    settings.pop("inplace_outputs", None)
+    return kernel, settings
 
 
 # ---------------------------------------------------------------------------- compile and inspect
 
 
-def write_artifacts(directory: str | Path, generated: Any, cubin: bytes | None) -> list[str]:
-    """Write a generated kernel's stages to files and return their names.
+def write_artifacts(
+    directory: str | Path, kernel: Kernel, cubin: bytes | None, options: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Write a kernel's stages to files and return their names.
 
-    ``program.json``, ``schedule.txt``, ``plan.txt``, ``trainkernel_step.cu`` and, if given,
-    ``trainkernel_step.cubin``.
+    ``program.json``, ``settings.json`` (architecture, outputs in place, tuning options),
+    ``schedule.txt``, ``plan.txt``, ``trainkernel_step.cu`` and, if given, ``trainkernel_step.cubin``.
 
     Raises
     ------
@@ -179,8 +229,10 @@ def write_artifacts(directory: str | Path, generated: Any, cubin: bytes | None) 
         raise OptionError("the directory to write to is an empty text; . is the current one")
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
+    generated = kernel.stats
     files: dict[str, str | bytes] = {
-        "program.json": generated.program.to_json(),
+        PROGRAM_FILE: generated.program.to_json(),
+        SETTINGS_FILE: _write_settings(kernel, options or {}),
         "schedule.txt": f"{generated.schedule}\n",
         "plan.txt": f"{generated.plan}\n",
         f"{generated.entry}.cu": generated.source,
@@ -225,9 +277,9 @@ def describe_resources(source: str, arch: str, entry: str) -> str:
 
 
 def _compile(parsed: argparse.Namespace) -> None:
-    kernel = _compile_for(read_program(parsed.program), parsed.arch, _options(parsed))
+    kernel, options = _compile_parsed(parsed)
     cubin = None if kernel.arch is None else kernel.cubin
-    names = write_artifacts(parsed.output, kernel.stats, cubin)
+    names = write_artifacts(parsed.output, kernel, cubin, options)
     for line in describe_counts(kernel.stats):
         print(line)
     if kernel.arch is not None:
@@ -276,10 +328,10 @@ def _product_us(task: Any, target: Target) -> float:
 
 
 def _inspect(parsed: argparse.Namespace) -> None:
-    kernel = _compile_for(read_program(parsed.program), parsed.target, _options(parsed))
+    kernel, _ = _compile_parsed(parsed)
     sections = {
         "program": str(kernel.program),
-        f"schedule for {parsed.target}": str(kernel.schedule),
+        f"schedule for {kernel.stats.target.name}": str(kernel.schedule),
         "estimated time": "\n".join(stage_estimates(kernel.schedule, kernel.plan)),
         "memory plan": str(kernel.plan),
         "counts": "\n".join(describe_counts(kernel.stats)),

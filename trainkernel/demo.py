@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,45 +19,43 @@ from typing import Any, Protocol, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from trainkernel import cli, reference
+from trainkernel import cli, digits_step, tree
 from trainkernel.compiler import Kernel
-from trainkernel.compiler import compile as compile_program
 from trainkernel.data import load_digits
+from trainkernel.digits_step import LAYERS
 from trainkernel.errors import CompileError, OptionError
-from trainkernel.ir import TensorSpec
-from trainkernel.mlp import MlpStep, mlp_forward, mlp_step
+from trainkernel.jitted import Jitted, Step
 from trainkernel.runtime import driver
 from trainkernel.runtime.device_array import DeviceArray, device_put
 from trainkernel.runtime.streams import LEGACY_STREAM
 
 Array = NDArray[Any]
 
-LAYERS = (64, 128, 64, 10)
 BATCH = 128
 NUM_TRAIN = 1437
-LEARNING_RATE = 3e-3
 SEED = 0
 COMPARED_STEPS = 3
 TIMED_STEPS = 200
 PLOT_COLUMNS, PLOT_ROWS = 60, 8
+NARROWEST = 80
 
 
 @dataclass(frozen=True)
 class Digits:
-    """The fixed split: images ``float32[n, 64]``, one-hot targets ``float32[n, 10]``, labels."""
+    """The fixed split: images ``float32[n, 64]`` and labels ``int32[n]``."""
 
     train_images: Array
-    train_targets: Array
+    train_labels: Array
     test_images: Array
     test_labels: Array
 
     @staticmethod
     def load() -> Digits:
         images, labels = load_digits()
+        labels = labels.astype(np.int32)
         order = np.random.default_rng(SEED).permutation(len(images))
         train, test = order[:NUM_TRAIN], order[NUM_TRAIN:]
-        one_hot = np.eye(LAYERS[-1], dtype=np.float32)
-        return Digits(images[train], one_hot[labels[train]], images[test], labels[test])
+        return Digits(images[train], labels[train], images[test], labels[test])
 
     def batches(self) -> Iterator[tuple[Array, Array]]:
         """Mini-batches for ever; each epoch shuffles anew and drops the incomplete last batch."""
@@ -65,64 +64,72 @@ class Digits:
             order = generator.permutation(NUM_TRAIN)
             for start in range(0, NUM_TRAIN - BATCH + 1, BATCH):
                 chosen = order[start : start + BATCH]
-                yield self.train_images[chosen], self.train_targets[chosen]
+                yield self.train_images[chosen], self.train_labels[chosen]
+
+
+def initial_arguments() -> tuple[Any, ...]:
+    """Parameters, the optimizer's state, and room for a batch: the arguments of the first step."""
+    params = digits_step.initial_params(SEED)
+    state = digits_step.optimizer.init(params)
+    return params, state, np.zeros((BATCH, LAYERS[0]), np.float32), np.zeros(BATCH, np.int32)
 
 
 class Trainer(Protocol):
     """Whatever runs steps: it owns the state."""
 
-    def step(self, x: Array, target: Array) -> float:
+    def step(self, images: Array, labels: Array) -> float:
         """Run one step and return its loss."""
 
-    def state(self) -> dict[str, Array]:
-        """The state by name, in NumPy."""
+    def params(self) -> digits_step.Params:
+        """The parameters, in NumPy."""
 
 
 class HostTrainer:
-    """Steps on NumPy arrays; ``run`` maps inputs to outputs and may update state in place."""
+    """Steps on NumPy arrays, which the jitted step updates in place."""
 
-    def __init__(self, model: MlpStep, run: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
-        self._model, self._run = model, run
-        self._inputs = model.initial_inputs(SEED, learning_rate=LEARNING_RATE)
+    def __init__(self, jitted: Jitted) -> None:
+        self._jitted = jitted
+        self._params, self._state, *_ = initial_arguments()
 
-    def step(self, x: Array, target: Array) -> float:
-        index = self._model.input_index
-        self._inputs[index["x"]], self._inputs[index["target"]] = x, target
-        outputs = self._run(self._inputs)
-        self._inputs = self._model.next_inputs(self._inputs, outputs)
-        return float(outputs[self._model.output_index["loss"]])
+    def step(self, images: Array, labels: Array) -> float:
+        loss, self._params, self._state = self._jitted(self._params, self._state, images, labels)
+        return float(loss)
 
-    def state(self) -> dict[str, Array]:
-        return {name: np.array(self._inputs[self._model.input_index[name]]) for name in self._model.state}
+    def params(self) -> digits_step.Params:
+        params: digits_step.Params = self._params
+        return params
 
 
 class GpuTrainer:
-    """Steps on arrays in device memory, bound to the kernel once."""
+    """Steps on arrays in device memory, bound to the kernel once.
 
-    def __init__(self, model: MlpStep, kernel: Kernel) -> None:
-        self._model = model
+    The kernel's inputs are the leaves of the arguments in order, then captured constants; its first
+    output is the loss, and all others are parameters and state, which are updated in place.
+    """
+
+    def __init__(self, step: Step, kernel: Kernel) -> None:
         self._device_index = int(str(kernel.device).removeprefix("cuda:"))
-        initial = model.initial_inputs(SEED, learning_rate=LEARNING_RATE)
-        self._arrays: dict[str, DeviceArray] = {}
-        inputs = list(initial)
-        for position, (spec, value) in enumerate(zip(model.program.inputs, initial, strict=True)):
-            if isinstance(spec, TensorSpec):
-                inputs[position] = self._arrays[spec.buffer] = device_put(value, self._device_index)
-        loss = self._arrays["loss"] = DeviceArray((), "float32", self._device_index)
-        outputs: list[Any] = [loss, *(None for _ in model.state)]
-        self._bound = kernel.bind(inputs, outputs)
-        self._num_steps = 0
+        leaves, self._treedef = tree.flatten(initial_arguments())
+        self._leaves = [device_put(leaf, self._device_index) for leaf in leaves]
+        captured = [device_put(value, self._device_index) for value in step.captured]
+        outputs: list[Any] = [
+            None if index in step.inplace_outputs else DeviceArray(spec.shape, spec.dtype, self._device_index)
+            for index, spec in enumerate(step.program.outputs)
+        ]
+        place = step.results[0].output
+        assert place is not None
+        self._loss = outputs[place]
+        self._bound = kernel.bind([*self._leaves, *captured], outputs)
 
-    def step(self, x: Array, target: Array) -> float:
-        self._arrays["x"].write(x)
-        self._arrays["target"].write(target)
+    def step(self, images: Array, labels: Array) -> float:
+        _, _, images_there, labels_there = tree.unflatten(self._treedef, self._leaves)
+        images_there.write(images)
+        labels_there.write(labels)
         self.launch()
-        return float(self._arrays["loss"])
+        return float(self._loss)
 
     def launch(self) -> None:
         """Put one step on the stream, on the batch that is on the device."""
-        self._num_steps += 1
-        self._bound.set_scalar("step", float(self._num_steps))
         self._bound.launch()
 
     def wait(self) -> None:
@@ -130,8 +137,10 @@ class GpuTrainer:
         with driver.using_device(self._device_index) as cuda:
             driver.check(cuda.cuStreamSynchronize(LEGACY_STREAM), "cuStreamSynchronize")
 
-    def state(self) -> dict[str, Array]:
-        return {name: np.asarray(self._arrays[name]) for name in self._model.state}
+    def params(self) -> digits_step.Params:
+        params: digits_step.Params
+        params, *_ = tree.unflatten(self._treedef, [np.asarray(leaf) for leaf in self._leaves])
+        return params
 
 
 # ---------------------------------------------------------------------------- the demo
@@ -168,19 +177,20 @@ def run_demo(
     if not isinstance(steps, int) or steps < 1:
         raise OptionError(f"--steps must be an int of at least 1, got {steps!r}")
     digits = Digits.load()
-    model = mlp_step(LAYERS, BATCH, loss="cross_entropy", optimizer="adamw", dtype=dtype)
     say = _Printer(out)
+    session = _open_session(dtype, device, arch, say)
+    program = session.step.program
     say(f"digits: {NUM_TRAIN:,} images to train, {len(digits.test_labels)} to test, 8x8 pixels")
     say(f"model:  {'-'.join(map(str, LAYERS))}, relu, softmax cross-entropy, AdamW, {dtype} products, batch {BATCH}")
     say(
-        f"step:   one Program of {len(model.program.operations)} operations, {len(model.state)} arrays updated in place"
+        f"step:   one Program of {len(program.operations)} operations, "
+        f"{len(session.step.inplace_outputs)} arrays updated in place"
     )
-    session = _open_session(model, device, arch)
     say(f"device: {session.description}")
     for line in _kernel_report(session):
         say(line)
     if save is not None:
-        names = cli.write_artifacts(save, session.kernel.stats, session.cubin)
+        names = cli.write_artifacts(save, session.kernel, session.cubin)
         say(f"saved:  {save}: {', '.join(names)}")
 
     trainer = session.new_trainer()
@@ -192,9 +202,10 @@ def run_demo(
     say("")
     copies = ", copying the batch in and the loss out" if isinstance(trainer, GpuTrainer) else ""
     say(f"time:   {us_per_step:,.0f} us per step on {session.runs_on}{copies}")
-    for line in (*_time_launches(session, digits), *_compare(session, model, digits)):
+    for line in (*_time_launches(session, digits), *_compare(session, digits)):
         say(line)
-    accuracy = _accuracy(trainer.state(), digits, dtype)
+    scores = digits_step.predict(trainer.params(), digits.test_images, dtype)
+    accuracy = float(np.mean(scores.argmax(axis=1) == digits.test_labels))
     say(f"test accuracy: {100 * accuracy:.1f} %")
     return accuracy
 
@@ -205,57 +216,62 @@ class _Session:
 
     Attributes
     ----------
+    step : Step
+        The traced step.
     kernel : Kernel
     cubin : bytes or None
         None where NVRTC is missing; ``resources`` says so then.
     runs_on, description, resources : str
         For the report.
-    new_trainer : callable
-        A trainer at the initial state, on the device that trains.
+    new_trainer, on_reference : callable
+        A trainer at the initial state, on the device that trains and on the reference.
     new_compared : callable or None
         A trainer that runs the generated source, or None with the reason in ``not_compared``.
     """
 
+    step: Step
     kernel: Kernel
     cubin: bytes | None
     runs_on: str
     description: str
     resources: str
     new_trainer: Callable[[], Trainer]
+    on_reference: Callable[[], Trainer]
     new_compared: Callable[[], Trainer] | None
     not_compared: str = ""
 
 
-def _open_session(model: MlpStep, device: str | None, arch: str) -> _Session:
-    inplace = dict(model.inplace_outputs)
+def _open_session(dtype: str, device: str | None, arch: str, say: _Printer) -> _Session:
     if device is None:
         device = os.environ.get("TRAINKERNEL_DEVICE") or ("cuda" if driver.is_available() else "reference")
+
+    def on_reference() -> Trainer:
+        return HostTrainer(digits_step.compiled_step(dtype, device="reference", arch=arch))
+
+    arguments = initial_arguments()
     if device not in ("emulator", "reference"):
-        kernel = compile_program(model.program, device=device, inplace_outputs=inplace)
+        jitted = digits_step.compiled_step(dtype, device=device)
+        step, kernel = jitted.lower(*arguments), jitted.kernel(*arguments)
         facts = driver.device_facts(int(str(kernel.device).removeprefix("cuda:")))
 
         def on_gpu() -> Trainer:
-            return GpuTrainer(model, kernel)
+            return GpuTrainer(step, kernel)
 
         place = f"{kernel.device} ({facts.name}, {facts.arch})"
-        return _Session(kernel, kernel.cubin, place, place, str(kernel.resource_usage()), on_gpu, on_gpu)
+        usage = str(kernel.resource_usage())
+        return _Session(step, kernel, kernel.cubin, place, place, usage, on_gpu, on_reference, on_gpu)
 
-    kernel = compile_program(model.program, device=device, arch=arch, inplace_outputs=inplace)
-    try:
-        cubin = kernel.cubin
-        registers = cli.describe_resources(kernel.source, arch, kernel.stats.entry)
-        resources = f"NVRTC compiled {len(cubin):,} bytes for {arch}: {registers}"
-    except CompileError as error:
-        cubin, resources = None, f"not compiled for {arch}: {error}"
-
-    def on_reference() -> Trainer:
-        return HostTrainer(model, lambda inputs: reference.run(model.program, inputs))
+    jitted = digits_step.compiled_step(dtype, device=device, arch=arch)
+    step, kernel = jitted.lower(*arguments), jitted.kernel(*arguments)
+    cubin, resources = _compiled_for(kernel, arch)
 
     def on_emulator() -> Trainer:
-        emulated = compile_program(model.program, device="emulator", arch=arch, inplace_outputs=inplace)
-        emulated(*model.initial_inputs(SEED))  # builds it, so that no timed step does
-        return HostTrainer(model, lambda inputs: emulated(*inputs))
+        say("building the emulated kernel ...")
+        emulated = digits_step.compiled_step(dtype, device="emulator", arch=arch)
+        emulated(*initial_arguments())  # builds it, so that no timed step does
+        return HostTrainer(emulated)
 
+    say("building the emulator (5 to 20 s the first time) ...")
     missing = _emulator_problem()
     if device == "emulator":
         if missing:
@@ -263,13 +279,25 @@ def _open_session(model: MlpStep, device: str | None, arch: str) -> _Session:
         description = (
             "no GPU is used; the emulator runs the generated source on the CPU, once the C++ compiler built it"
         )
-        return _Session(kernel, cubin, "the emulator", description, resources, on_emulator, on_emulator)
+        where = "the emulator"
+        return _Session(step, kernel, cubin, where, description, resources, on_emulator, on_reference, on_emulator)
     description = "no GPU is used; the NumPy reference trains on the CPU"
+    where = "the reference"
     if missing:
         reason = f"the generated source was not run: {missing}"
-        return _Session(kernel, cubin, "the reference", description, resources, on_reference, None, reason)
+        return _Session(step, kernel, cubin, where, description, resources, on_reference, on_reference, None, reason)
     description += ", and the emulator runs the generated source for comparison"
-    return _Session(kernel, cubin, "the reference", description, resources, on_reference, on_emulator)
+    return _Session(step, kernel, cubin, where, description, resources, on_reference, on_reference, on_emulator)
+
+
+def _compiled_for(kernel: Kernel, arch: str) -> tuple[bytes | None, str]:
+    """The cubin for an architecture and its registers in words, or None and the reason."""
+    try:
+        cubin = kernel.cubin
+        registers = cli.describe_resources(kernel.source, arch, kernel.stats.entry)
+    except CompileError as error:
+        return None, f"not compiled for {arch}: {error}"
+    return cubin, f"NVRTC compiled {len(cubin):,} bytes for {arch}: {registers}"
 
 
 def _emulator_problem() -> str:
@@ -301,9 +329,9 @@ def _train(trainer: Trainer, digits: Digits, steps: int, say: _Printer) -> tuple
     per_epoch = NUM_TRAIN // BATCH
     losses: list[float] = []
     seconds = 0.0
-    for number, (x, target) in zip(range(1, steps + 1), digits.batches(), strict=False):
+    for number, (images, labels) in zip(range(1, steps + 1), digits.batches(), strict=False):
         start = time.perf_counter()
-        losses.append(trainer.step(x, target))
+        losses.append(trainer.step(images, labels))
         seconds += time.perf_counter() - start
         say.progress(number, steps, f"epoch {ceil(number / per_epoch)}  loss {losses[-1]:.4f}")
     return losses, seconds / steps * 1e6
@@ -323,33 +351,23 @@ def _time_launches(session: _Session, digits: Digits) -> Iterator[str]:
     yield f"        {microseconds:,.1f} us per step of {TIMED_STEPS} launches in a row"
 
 
-def _compare(session: _Session, model: MlpStep, digits: Digits) -> Iterator[str]:
-    """The greatest differences of loss and state from the reference after some steps of both."""
+def _compare(session: _Session, digits: Digits) -> Iterator[str]:
+    """The greatest differences of loss and parameters from the reference after some steps of both."""
     if session.new_compared is None:
         yield f"check:  {session.not_compared}"
         return
-    compared = session.new_compared()
-    expected = HostTrainer(model, lambda inputs: reference.run(model.program, inputs))
+    compared, expected = session.new_compared(), session.on_reference()
     worst_loss = 0.0
-    for _, (x, target) in zip(range(COMPARED_STEPS), digits.batches(), strict=False):
-        worst_loss = max(worst_loss, abs(compared.step(x, target) - expected.step(x, target)))
-    state, expected_state = compared.state(), expected.state()
-    worst = {
-        name: float(np.abs(state[name].astype(np.float64) - expected_state[name]).max()) for name in model.parameters
-    }
-    name = max(worst, key=lambda key: worst[key])
+    for _, (images, labels) in zip(range(COMPARED_STEPS), digits.batches(), strict=False):
+        worst_loss = max(worst_loss, abs(compared.step(images, labels) - expected.step(images, labels)))
+    found, wanted = compared.params(), expected.params()
+    pairs = zip(tree.paths(found), tree.leaves(found), tree.leaves(wanted), strict=True)
+    worst, name = max((float(np.abs(got.astype(np.float64) - want).max()), path) for path, got, want in pairs)
     where = "the emulator" if isinstance(compared, HostTrainer) else session.runs_on
     yield (
         f"check:  after {COMPARED_STEPS} steps of the generated source on {where}, the greatest difference from the "
-        f"reference is {worst_loss:.1e} in the loss and {worst[name]:.1e} in a parameter ({name})"
+        f"reference is {worst_loss:.1e} in the loss and {worst:.1e} in a parameter (params{name})"
     )
-
-
-def _accuracy(state: dict[str, Array], digits: Digits, dtype: str) -> float:
-    predictor = mlp_forward(LAYERS, len(digits.test_labels), dtype=dtype)
-    inputs = [digits.test_images, *(state[name] for name in predictor.parameters)]
-    (prediction,) = reference.run(predictor.program, inputs)
-    return float(np.mean(prediction.argmax(axis=1) == digits.test_labels))
 
 
 # ---------------------------------------------------------------------------- text
@@ -364,6 +382,11 @@ class _Printer:
         self._drawn_at = 0.0
 
     def __call__(self, line: str) -> None:
+        columns = max(NARROWEST, shutil.get_terminal_size().columns)
+        if len(line) > columns:
+            line = textwrap.fill(
+                line, columns, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False
+            )
         print(line, file=self._out, flush=True)
 
     def progress(self, done: int, total: int, text: str) -> None:

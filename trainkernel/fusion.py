@@ -25,7 +25,7 @@ from trainkernel.ir import Item, Loop, Operation, Program, TensorSpec
 from trainkernel.lowering import INTERNAL_KINDS
 from trainkernel.ops import OPS
 from trainkernel.options import Options
-from trainkernel.products import SCATTERS, ceil_div, plan_product
+from trainkernel.products import SCATTERS, ceil_div, plan_product, plan_reduction
 from trainkernel.target import Target
 
 _EVALUATIONS_PER_US = 7.0e6
@@ -177,10 +177,9 @@ def _operand_evaluations(item: Item, count: float, target: Target, options: Opti
         return [(buffer, float(number)) for buffer, number in times]
     if item.op in SCATTERS:
         indices, updates = item.tensor_inputs
-        return [
-            (indices.buffer, float(indices.num_elements * item.outputs[0].num_elements / 32)),
-            (updates.buffer, float(updates.num_elements)),
-        ]
+        scatter = plan_reduction(item, target, options)
+        looks = indices.num_elements * ceil_div(scatter.rows, scatter.rows_per_piece)
+        return [(indices.buffer, float(looks)), (updates.buffer, float(updates.num_elements))]
     if kind in ("reduction", "scan"):
         passes = 2 if item.op in ("softmax_stats", "moments") else 1
         return [(spec.buffer, float(passes * spec.num_elements)) for spec in item.tensor_inputs]

@@ -1,7 +1,8 @@
 """Training steps of multi-layer perceptrons, written out as Programs.
 
 ``mlp_step`` is one whole step: forward, backward written by hand, optimizer update, with every
-parameter and moment updated in place. ``mlp_forward`` is the prediction alone.
+parameter and moment updated in place. They are for benchmarks and tests, which need a step that no
+front end made; ``trainkernel.digits_step`` shows how a step is usually written.
 
 Weights are ``[inputs, outputs]``; a layer is ``x @ w + b``. With ``dtype="bfloat16"`` the operands
 of every matrix product are bfloat16 (casts of the float32 master weights; activations and their
@@ -109,19 +110,6 @@ class MlpStep:
         return following
 
 
-@dataclass(frozen=True)
-class MlpForward:
-    """The prediction of an MLP: inputs ``x``, then ``parameters``; one float32 output ``[batch, layers[-1]]``."""
-
-    program: Program
-    layers: tuple[int, ...]
-    batch: int
-    activation: str
-    dtype: str
-    input_index: Mapping[str, int]
-    parameters: tuple[str, ...]
-
-
 def initial_parameters(layers: Sequence[int], activation: str = "relu", seed: int = 0) -> dict[str, Array]:
     """Initial ``w0``, ``b0``, ...: He or Glorot uniform weights, zero biases (see ``MlpStep.initial_state``)."""
     generator = np.random.default_rng(seed)
@@ -225,27 +213,6 @@ def mlp_step(
         output_index=MappingProxyType(output_index),
         parameters=tuple(parameters),
         state=state,
-    )
-
-
-def mlp_forward(layers: tuple[int, ...], batch: int, *, activation: str = "relu", dtype: str = "float32") -> MlpForward:
-    """The forward pass of ``mlp_step`` alone; its operations, in its order."""
-    layers = _check_sizes(layers, batch)
-    _check_choice("activation", activation, ACTIVATIONS)
-    _check_choice("dtype", dtype, DTYPES)
-    b = ProgramBuilder()
-    x = b.input("x", (batch, layers[0]))
-    parameters = _declare_parameters(b, layers)
-    _, prediction = _forward(b, _Operands(b, x, parameters, dtype), parameters, layers, activation, dtype)
-    program = b.build([prediction])
-    return MlpForward(
-        program=program,
-        layers=layers,
-        batch=batch,
-        activation=activation,
-        dtype=dtype,
-        input_index=MappingProxyType({spec.buffer: index for index, spec in enumerate(program.inputs)}),
-        parameters=tuple(parameters),
     )
 
 

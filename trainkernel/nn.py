@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from trainkernel import initializers
 from trainkernel import numpy as tnp
 from trainkernel import primitives as b
 from trainkernel.derivatives import custom_vjp
@@ -25,7 +26,8 @@ Axes = Any
 
 __all__ = [
     "avg_pool", "celu", "conv_general_dilated", "dot_product_attention", "elu", "gelu", "glu", "hard_sigmoid",
-    "hard_silu", "hard_swish", "hard_tanh", "layer_norm", "leaky_relu", "log_sigmoid", "log_softmax", "logmeanexp",
+    "hard_silu", "hard_swish", "hard_tanh", "initializers", "layer_norm", "leaky_relu", "log_sigmoid",
+    "log_softmax", "logmeanexp",
     "logsumexp", "max_pool", "mish", "one_hot", "relu", "relu6", "rms_norm", "selu", "sigmoid", "silu", "soft_sign",
     "softmax", "softplus", "sparse_plus", "squareplus", "standardize", "swish", "tanh",
 ]  # fmt: skip

@@ -248,8 +248,9 @@ class _Graph:
             return False
         for reader in readers:
             self._edge(reader, writer)
-        if self._drafts[writer].loop is not None and target.buffer in writer.reads:
-            self._no_init.add(spec.buffer)
+        loop = self._drafts[writer].loop
+        if loop is not None and any(operand.buffer == target.buffer for operand in loop.inputs):
+            self._no_init.add(spec.buffer)  # the carry starts as the state that it takes over
         self.places[spec.buffer] = InputPlace(input_index)
         self.direct_outputs += 1
         self.direct_state_commits += 1

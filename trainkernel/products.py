@@ -22,6 +22,7 @@ THIN_ROWS = 4
 TWO_PHASE_ELEMENTS = 4096
 SCATTERS = ("scatter_add", "scatter_partials")
 SCATTER_CHUNK = 256
+MAX_SCATTERED = 8
 MAX_PARTIALS = 256
 MAX_THREAD_COUNT = 16
 MAX_SPLIT = 32
@@ -199,7 +200,7 @@ class ReductionPlan:
     path : str
         ``"thread"``: one thread per row; ``"warp"``: one warp per row; ``"block"``: one block per
         row; ``"columns"``: a block takes 32 neighbouring rows and splits their elements;
-        ``"scatter"``: one thread per row that takes only the elements which an index sends there.
+        ``"scatter"``: a block takes neighbouring rows and only the elements which an index sends there.
     rows, count : int
         Number of results, and elements reduced into each.
     partials, chunk : int
@@ -269,15 +270,17 @@ def _column_partials(count: int, pieces: int, target: Target) -> int:
 
 
 def _plan_scatter(operation: Operation, target: Target, options: Options) -> ReductionPlan:
-    """One thread per result; many updates of few results are split until about every SM has a piece."""
+    """A thread per result, or per few where there are many; many updates of few results are split among the SMs."""
     updates = operation.inputs[1]
     assert isinstance(updates, TensorSpec)
     count = updates.shape[0]
     rows = operation.attrs["size"] * prod(updates.shape[1:])
-    pieces = max(1, ceil_div(rows, options.threads))
+    per_thread = max(1, min(MAX_SCATTERED, rows // (options.threads * target.num_sms)))
+    rows_per_piece = options.threads * per_thread
+    pieces = max(1, ceil_div(rows, rows_per_piece))
     partials = max(1, min(MAX_SPLIT, target.num_sms // pieces, count // SCATTER_CHUNK))
     chunk = ceil_div(max(count, 1), partials)
-    return ReductionPlan("scatter", rows, count, ceil_div(max(count, 1), chunk), chunk, options.threads)
+    return ReductionPlan("scatter", rows, count, ceil_div(max(count, 1), chunk), chunk, rows_per_piece)
 
 
 @dataclass(frozen=True)

@@ -486,7 +486,7 @@ def bind_to(op: str, inputs: Sequence[Any], attrs: Mapping[str, Any], avals: Seq
 
 def nodes_between(outputs: Iterable[Any], parameters: Iterable[Array]) -> list[Node]:
     """The nodes on the way from parameters to outputs, in the order in which they were traced."""
-    wanted = {parameter.node for parameter in parameters}
+    wanted = {leaf.node for leaf in parameters}
     depends: dict[Node, bool] = dict.fromkeys(wanted, True)
     stack = [out.node for out in outputs if isinstance(out, Array)]
     while stack:
@@ -537,14 +537,14 @@ def close(outputs: Sequence[Any], trace: Trace, parameters: Sequence[Array]) -> 
     What does not depend on ``trace`` is a constant of the body: it is computed outside of it.
     """
     nodes = nodes_between(outputs, parameters)
-    inside = set(nodes) | {parameter.node for parameter in parameters}
+    inside = set(nodes) | {leaf.node for leaf in parameters}
     free: dict[int, Any] = {}
     for operand in itertools.chain(itertools.chain.from_iterable(node.inputs for node in nodes), outputs):
         if not is_scalar(operand) and not (isinstance(operand, Array) and operand.node in inside):
             free.setdefault(id(operand), operand)
     constants = list(free.values())
     known: dict[int, Any] = {id(value): parameter(aval_of(value), trace) for value in constants}
-    fresh = [parameter(value.aval, trace) for value in parameters]
+    fresh = [parameter(leaf.aval, trace) for leaf in parameters]
     known.update((id(old), new) for old, new in zip(parameters, fresh, strict=True))
     replay(nodes, known)
     closed = tuple(known.get(id(out), out) for out in outputs)

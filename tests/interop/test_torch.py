@@ -9,6 +9,7 @@ import pytest
 from runtime_support import step_program, step_stub
 
 from trainkernel.arguments import check_arguments, signature_of
+from trainkernel.dtypes import DTYPES
 from trainkernel.errors import ArgumentError
 from trainkernel.ir import Program, TensorSpec
 from trainkernel.kernel import HostKernel
@@ -17,7 +18,7 @@ from trainkernel.runtime.dlpack import as_numpy, view
 torch: Any = pytest.importorskip("torch")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "bool", "int32"])
+@pytest.mark.parametrize("dtype", list(DTYPES))
 def test_view(dtype: str) -> None:
     tensor = torch.arange(12).to(getattr(torch, dtype)).reshape(3, 4).T
     lent = view(tensor)

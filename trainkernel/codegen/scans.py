@@ -14,7 +14,7 @@ from trainkernel.indexing import Index, linearize, variable
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.ops import literal
 from trainkernel.ops.domains import domain_of_dtype
-from trainkernel.products import ReductionPlan, ScanPlan
+from trainkernel.products import ReductionPlan, ScanPlan, ceil_div
 
 Finish = Callable[[dict[str, str], Index], list[str]]
 """From registers at an element of the task to the stores there."""
@@ -53,21 +53,51 @@ def _row(text: str, plan: ScanPlan) -> list[str]:
     return [f"const tk_index r = {text};"] if plan.rows > 1 or plan.path != "block" else []
 
 
-def scatter_sum(scope: TaskScope, root: Operation, plan: ReductionPlan, begin: str, end: str) -> tuple[list[str], str]:
-    """Statements before it, and the expression of one result's sum over the updates that its row gets."""
+def scatter_shared_bytes(threads: int) -> int:
+    """Shared memory of a scatter's piece: the list of wanted updates, and how many each warp found."""
+    return threads * 2 * DTYPES["int64"].itemsize_bytes + threads // 32 * 4
+
+
+def emit_scatter(scope: TaskScope, root: Operation, plan: ReductionPlan, threads: int, finish: Finish) -> list[str]:
+    """The statements of a scatter's piece."""
     scope.templates |= {"indexed", "scatter"}
+    out, domain = root.outputs[0], domain_of(root)
+    result = variable("r", plan.rows)
+    lines, bounds = _part(plan)
+    lines += _updates(scope, root, plan, domain)
+    columns = max(plan.rows // max(root.attrs["size"], 1), 1)
+    lines += function_object("row", "tk_index r", [], str(result // columns), "tk_index")
+    name = scope.fresh(out.buffer)
+    body = [scope.declaration(name, out.dtype, scope.rounded("total", domain, out.dtype))]
+    body += finish({out.buffer: name}, linearize((variable("c", plan.partials), result), (plan.rows, 1)))
+    lines += function_object("store", f"tk_index r, {C_TYPES[domain]} total", body, None)
+    sizes = f"{reduce_type('sum', domain, scope.templates)}, {threads}, {plan.rows_per_piece // threads}"
+    return [*lines, f"tk_scatter<{sizes}>({bounds}, shared, index, row, load, store);"]
+
+
+def _part(plan: ReductionPlan) -> tuple[list[str], str]:
+    """Statements, and the arguments that say which results and which updates the piece has."""
+    if plan.partials == 1:
+        return [], f"(tk_index)piece * {plan.rows_per_piece}, {plan.rows}, 0, {plan.count}"
+    pieces = ceil_div(plan.rows, plan.rows_per_piece)
+    lines = [
+        f"const tk_index c = piece / {pieces};",
+        f"const tk_index begin = c * {plan.chunk};",
+        f"const tk_index end = tk_min(begin + {plan.chunk}, (tk_index){plan.count});",
+    ]
+    return lines, f"(tk_index)(piece % {pieces}) * {plan.rows_per_piece}, {plan.rows}, begin, end"
+
+
+def _updates(scope: TaskScope, root: Operation, plan: ReductionPlan, domain: str) -> list[str]:
+    """The function objects ``index(k)`` and ``load(k, r)``."""
     indices, updates = root.inputs
     assert isinstance(indices, TensorSpec) and isinstance(updates, TensorSpec)
-    index_domain, domain = domain_of_dtype(indices.dtype), domain_of(root)
-    result = variable("r", plan.rows)
-    index_at, update_at = scatter_coordinates(root, result, variable("k", plan.count))
+    index_at, update_at = scatter_coordinates(root, variable("r", plan.rows), variable("k", plan.count))
     index_values, update_values = ValueScope(scope, {}, None), ValueScope(scope, {}, None)
     place, update = "-1", literal(0, domain)
     if updates.num_elements:
-        place = f"tk_row({index_values.operand(indices, index_at, index_domain)}, {root.attrs['size']})"
+        place = index_values.operand(indices, index_at, domain_of_dtype(indices.dtype))
+        place = f"tk_row({place}, {root.attrs['size']})"
         update = update_values.operand(updates, update_at, domain)
     lines = function_object("index", "tk_index k", index_values.lines, place, "tk_index")
-    lines += function_object("load", "tk_index k", update_values.lines, update, C_TYPES[domain])
-    row = result // max(updates.num_elements // max(updates.shape[0], 1), 1)
-    op = reduce_type("sum", domain, scope.templates)
-    return lines, f"tk_scatter_lane<{op}>({row}, {begin}, {end}, index, load)"
+    return lines + function_object("load", "tk_index k, tk_index r", update_values.lines, update, C_TYPES[domain])

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainkernel.access import AccessWalker, ReductionSpace
+from trainkernel.access import AccessWalker, ReductionSpace, operand_index
 from trainkernel.arithmetic import domain_of, scale_of
 from trainkernel.codegen.conversions import C_TYPES, register_type, store
-from trainkernel.codegen.scans import emit_scan, scan_shared_bytes, scatter_sum
+from trainkernel.codegen.scans import emit_scan, emit_scatter, scan_shared_bytes, scatter_shared_bytes
 from trainkernel.codegen.text import INDENT, block, comment, function_object
 from trainkernel.codegen.values import PointerText, TaskScope, ValueScope, reduce_type, uniform_buffers
 from trainkernel.dtypes import DTYPES
@@ -18,7 +18,7 @@ from trainkernel.memory import Frame
 from trainkernel.ops import literal
 from trainkernel.ops.domains import domain_of_dtype
 from trainkernel.placement import elements_per_thread
-from trainkernel.products import SCATTERS, ProductPlan, ReductionPlan, ScanPlan, ceil_div
+from trainkernel.products import ProductPlan, ReductionPlan, ScanPlan, ceil_div
 from trainkernel.schedule import Task
 
 _FORMATS = {"float16": "TkFloat16Format", "bfloat16": "TkBfloat16Format"}
@@ -188,8 +188,10 @@ class _TaskEmitter:
         if copy.source is None:
             value = literal(0, domain_of_dtype(destination.dtype))
         else:
-            own = domain_of_dtype(copy.source.dtype)
-            value = values.operand(copy.source, delinearize(element, copy.shape), own)
+            # An output may be of another dtype than its buffer.
+            own = domain_of_dtype(self.scope.dtype(copy.source.buffer))
+            index = operand_index(copy.source, delinearize(element, copy.shape))
+            value = values.element(copy.source.buffer, index)
             if own != domain_of_dtype(destination.dtype):
                 value = self.scope.rounded(value, own, destination.dtype)
         stores = [(store(pointer, element, "{}", destination.dtype), value)]
@@ -226,6 +228,9 @@ class _TaskEmitter:
     def reduction(self) -> list[str]:
         plan, root = self.task.plan, self.task.root
         assert isinstance(plan, ReductionPlan) and root is not None
+        if plan.path == "scatter":
+            self.shared_bytes = scatter_shared_bytes(self.threads)
+            return emit_scatter(self.scope, root, plan, self.threads, self._epilogue)
         row_pieces = ceil_div(plan.rows, plan.rows_per_piece)
         lines: list[str] = []
         begin, end = "0", str(plan.count)
@@ -235,18 +240,12 @@ class _TaskEmitter:
             lines.append(f"const tk_index begin = (tk_index)(piece / {row_pieces}) * {plan.chunk};")
             lines.append(f"const tk_index end = tk_min(begin + {plan.chunk}, (tk_index){plan.count});")
             begin, end = "begin", "end"
-        if plan.path == "scatter":
-            lines.append(f"const tk_index own = {self._row(plan, piece)};")
-            lines.append(f"const tk_index r = tk_min(own, {plan.rows - 1});  // a warp looks for updates as a whole")
-        elif plan.rows > 1 or plan.path != "block":
+        if plan.rows > 1 or plan.path != "block":
             lines.append(f"const tk_index r = {self._row(plan, piece)};")
-        if root.op in SCATTERS:
-            results, reduce_lines = self._scatter_calls(root, plan, begin, end)
-        else:
-            lines += self._load_element(root, plan)
-            results, reduce_lines = self._reduce_calls(root, plan, begin, end)
+        lines += self._load_element(root, plan)
+        results, reduce_lines = self._reduce_calls(root, plan, begin, end)
         element: Index = variable("r", plan.rows)
-        if root.op in ("reduce_partials", "scatter_partials"):
+        if root.op == "reduce_partials":
             element = linearize((variable("c", plan.partials), element), (plan.rows, 1))
             if plan.partials > 1:
                 reduce_lines.append(f"const tk_index c = piece / {row_pieces};")
@@ -257,14 +256,12 @@ class _TaskEmitter:
             return lines + block(f"if ({inside})", reduce_lines + finish)
         if plan.path == "warp":
             return lines + block(f"if ({inside})", reduce_lines + block("if (threadIdx.x % 32 == 0)", finish))
-        if plan.path == "scatter":
-            return lines + reduce_lines + block(f"if (own < {plan.rows})", finish)
         if plan.path == "block":
             return lines + reduce_lines + block("if (threadIdx.x == 0)", finish)
         return lines + reduce_lines + block(f"if (threadIdx.x < 32 && {inside})", finish)
 
     def _row(self, plan: ReductionPlan, piece: str) -> str:
-        if plan.path in ("thread", "scatter"):
+        if plan.path == "thread":
             return f"(tk_index)({piece}) * {self.threads} + threadIdx.x"
         if plan.path == "warp":
             return f"(tk_index)({piece}) * {self.threads // 32} + threadIdx.x / 32"
@@ -295,12 +292,6 @@ class _TaskEmitter:
             call = _divided(call, divisor, domain)
         name = self.scope.fresh(out.buffer)
         return [name], [self.scope.declaration(name, out.dtype, self.scope.rounded(call, domain, out.dtype))]
-
-    def _scatter_calls(self, root: Operation, plan: ReductionPlan, begin: str, end: str) -> tuple[list[str], list[str]]:
-        domain, out = domain_of(root), root.outputs[0]
-        lines, call = scatter_sum(self.scope, root, plan, begin, end)
-        name = self.scope.fresh(out.buffer)
-        return [name], [*lines, self.scope.declaration(name, out.dtype, self.scope.rounded(call, domain, out.dtype))]
 
     def _two_passes(self, root: Operation, plan: ReductionPlan, begin: str, end: str) -> tuple[list[str], list[str]]:
         """A reduction whose second pass over its row needs the result of the first."""

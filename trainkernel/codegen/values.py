@@ -7,6 +7,7 @@ body): it emits one line per value and remembers each, so that nothing is comput
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from trainkernel.access import operand_index
@@ -154,8 +155,18 @@ class ValueScope:
         """The C expression of an operand at its consumer's coordinates, in a domain."""
         if not isinstance(operand, TensorSpec):
             return literal(operand, domain)
+        if self._is_negative_zero(operand):
+            return literal(-0.0, domain)  # as a literal, which where looks for
         register = self.element(operand.buffer, operand_index(operand, coordinates))
         return operand_in(register, operand.dtype, domain)
+
+    def _is_negative_zero(self, operand: TensorSpec) -> bool:
+        """Whether an operand is float32's -0 everywhere."""
+        operation = self._task.inlined.get(operand.buffer)
+        if operation is None or operation.op != "full" or operand.dtype != "float32":
+            return False
+        value = operation.attrs["value"]
+        return value == 0 and math.copysign(1.0, value) < 0
 
     def element(self, buffer: str, index: Index) -> str:
         """The variable that holds one element of a buffer in a register of the buffer's dtype."""

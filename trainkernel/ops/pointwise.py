@@ -144,6 +144,24 @@ def _threshold_cuda(args: Sequence[str], attrs: Attrs) -> str:
     return f"({args[1]} <= {float_literal(attrs.get('threshold', 0))} ? 0.0f : {args[0]})"
 
 
+def _negated(text: str) -> str:
+    if text.startswith("-"):
+        return text[1:]
+    return f"-{text}" if text[0].isdigit() else f"__fmul_rn(-1.0f, {text})"
+
+
+def _where_cuda(args: Sequence[str], attrs: Attrs) -> str:
+    """A choice; with -0 among the values, minus one times the choice of the negated values.
+
+    ptxas turns any choice between the constants -0.0f and -1.0f, however they are spelled, into the
+    conversion of an integer 0 or -1, which gives +0. It leaves a product by -1 alone.
+    """
+    condition, a, b = args
+    if "-0.0f" in (a, b):
+        return f"__fmul_rn(-1.0f, ({condition} != 0.0f ? {_negated(a)} : {_negated(b)}))"
+    return f"({condition} != 0.0f ? {a} : {b})"
+
+
 def _compare_cuda(args: Sequence[str], attrs: Attrs) -> str:
     return f"({args[0]} {COMPARISONS[attrs['comparison']]} {args[1]} ? 1.0f : 0.0f)"
 
@@ -449,7 +467,7 @@ POINTWISE = (
         "where",
         (3,),
         lambda arrays, attrs, shapes: (np.where(arrays[0] != 0, arrays[1], arrays[2]),),
-        lambda args, attrs: f"({args[0]} != 0.0f ? {args[1]} : {args[2]})",
+        _where_cuda,
         typed=_where_typed,
         data_operands=(1, 2),
         vjp=_where_vjp,

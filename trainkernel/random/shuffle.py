@@ -180,9 +180,13 @@ def _ranked(key: Value, place: Value, size: int) -> Value:
 
 @functools.cache
 def domain_of(size: int) -> tuple[int, int]:
-    """``(a, b)`` with ``a * b`` least among those not below ``size``, ``b / 32 < a <= b``."""
+    """``(a, b)`` with ``a * b`` least among those not below ``size``, ``b / 4 <= a <= b + 1``.
+
+    Halves of very different sizes would need more rounds: with 4 times 83 the distance of two
+    elements is measurably uneven after 6, with 16 times 21 it is not.
+    """
     root = math.isqrt(size - 1) + 1
-    candidates = range(max(2, root // 4), root + 1)
+    candidates = range((root + 1) // 2, root + 1)
     a = min(candidates, key=lambda a: (-size % a, -a))
     return a, -(-size // a)
 

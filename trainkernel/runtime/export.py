@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from trainkernel.dtypes import DTYPES
+from trainkernel.errors import ArgumentError
 from trainkernel.runtime.device_array import DeviceArray
 from trainkernel.runtime.dlpack import as_numpy, view
 from trainkernel.runtime.streams import LEGACY_STREAM, current_stream_getter
@@ -81,7 +82,13 @@ def record_use(view_owner: Any, stream: int, device_index: int) -> None:
 def _to_jax(array: Any) -> Any:
     jax = sys.modules["jax"]
     if not isinstance(array, DeviceArray):
-        return jax.device_put(array, jax.devices("cpu")[0])
+        result = jax.device_put(array, jax.devices("cpu")[0])
+        if result.dtype != array.dtype:
+            raise ArgumentError(
+                f"got {result.dtype} from JAX for an output of {array.dtype}, needs the same dtype; "
+                'call jax.config.update("jax_enable_x64", True) first'
+            )
+        return result
     if prod(array.shape) == 0:
         device = next(d for d in jax.devices("gpu") if _local_id(d) == array.device_index)
         return jax.device_put(np.empty(array.shape, array._entry.numpy), device)

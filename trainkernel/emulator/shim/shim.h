@@ -196,7 +196,7 @@ __forceinline__ unsigned __ballot_sync(unsigned mask, int vote) {
     for (int distance = 16; distance; distance /= 2) bits |= __shfl_xor_sync(mask, bits, distance);
     return bits;
 }
-__forceinline__ int __ffs(int value) { return __builtin_ffs(value); }
+__forceinline__ int __popc(unsigned bits) { return __builtin_popcount(bits); }
 
 // Conversions round to nearest even and keep denormals. NaN becomes 0x7fff, as cvt.rn does.
 __forceinline__ float tk_bfloat16_bits_to_float(unsigned short bits) { return __uint_as_float(unsigned(bits) << 16); }
