@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +95,44 @@ def traced(function: Callable[..., Any], arrays: Sequence[Array]) -> Any:
     step = tk.jit(function).lower(*arrays)
     outputs = tk.reference.run(step.program, [*arrays, *step.captured])
     return tree.unflatten(step.structure, [outputs[result.output] for result in step.results])
+
+
+CASES_PER_KERNEL = 16
+
+
+def chunks(cases: Mapping[str, Case]) -> list[list[Case]]:
+    """Cases that share a kernel, so that a table costs few compilations."""
+    listed = list(cases.values())
+    return [listed[first : first + CASES_PER_KERNEL] for first in range(0, len(listed), CASES_PER_KERNEL)]
+
+
+def assert_emulated(cases: Sequence[Case], module: Any, functions: Any) -> None:
+    """The emitted source computes all cases and their gradients, in one kernel, as they are computed eagerly.
+
+    ``functions`` has ``sum``.
+    """
+    arguments = [draw(each.args, each.name) for each in cases]
+    calls = [call_of(each, module) for each in cases]
+    slopes = [_slope(each, module, functions, x) for each, x in zip(cases, arguments, strict=True)]
+
+    def everything(values: Any) -> Any:
+        pairs = [(call(*x), slope(*x)) for call, slope, x in zip(calls, slopes, values, strict=True)]
+        return [result for result, _ in pairs], [gradient for _, gradient in pairs]
+
+    for each, result, slope, x in zip(cases, *tk.jit(everything, device="emulator")(arguments), arguments, strict=True):
+        atol = max(each.atol, 2e-5)
+        assert_close(result, each.call(module, *x), atol)
+        assert_close(slope, _slope(each, module, functions, x)(*x), atol)
+
+
+def _slope(each: Case, module: Any, functions: Any, arrays: Sequence[Array]) -> Callable[..., Any]:
+    """The gradient of a weighted sum of the results of a smooth case; of any other nothing."""
+    numbers = tuple(position for position, x in enumerate(arrays) if x.dtype == np.float32)
+    if not each.is_smooth:
+        return lambda *values: ()
+    results = flat(each.call(module, *arrays))
+    weights = [np.cos(np.arange(y.size, dtype=np.float32)).reshape(y.shape) for y in results]
+    return derivatives.grad(scalar_of(call_of(each, module), weights, functions), argnums=numbers)
 
 
 def scalar_of(function: Callable[..., Any], weights: Sequence[Array], module: Any) -> Callable[..., Any]:

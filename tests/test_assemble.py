@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import trainkernel as tk
+import trainkernel.numpy as tnp
 from trainkernel import primitives as b
 from trainkernel.assemble import reshaped_strides
 from trainkernel.ir import Loop, dense_strides
@@ -131,3 +132,34 @@ def test_hostile_names_of_arguments_are_no_code() -> None:
     assert all(spec.buffer.isidentifier() and spec.buffer.isascii() for spec in program.inputs)
     got = tk.jit(lambda t: sum(t.values()), device="emulator")(tree)
     np.testing.assert_array_equal(got, X * 5)
+
+
+def test_what_repeats_is_computed_once_and_stays_a_view() -> None:
+    """A row's statistic is worked on once for each row, also where the code broadcasts it first."""
+
+    def normalized(x: Any) -> Any:
+        mean = tnp.mean(x, axis=1, keepdims=True) + tnp.zeros_like(x)
+        return x * tnp.exp(mean * 2.0 + 1.0)
+
+    program = program_of(normalized, X)
+    shapes = {item.op: item.outputs[0].shape for item in program.operations}
+    assert shapes == {"mean": (4,), "add": (4,), "mul": (4, 6), "exp": (4,)}
+    want = X * np.exp(X.mean(1, keepdims=True) * 2 + 1)
+    np.testing.assert_allclose(tk.jit(normalized, device="reference")(X), want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("device", ["reference", "emulator"])
+def test_results_that_repeat_are_whole_arrays(device: str) -> None:
+    def step(carry: Any, _: Any) -> Any:
+        repeated = tnp.exp(tnp.broadcast_to(carry[:, :1] * 0.1, carry.shape))
+        return repeated, repeated + 1
+
+    x = X.copy()
+    carry, rows = tk.jit(lambda c: tk.scan(step, c, length=3), donate_argnums=0, device=device)(x)
+    want, wanted = X, []
+    for _ in range(3):
+        want = np.exp(np.broadcast_to(want[:, :1] * np.float32(0.1), X.shape))
+        wanted.append(want + 1)
+    assert carry is x
+    np.testing.assert_allclose(carry, want, rtol=1e-6)
+    np.testing.assert_allclose(rows, np.stack(wanted), rtol=1e-6)

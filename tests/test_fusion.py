@@ -375,3 +375,14 @@ def test_views_of_views_that_do_not_cancel() -> None:
     values = [np.arange(210, dtype=np.float32).reshape(6, 35)]
     generated = check(program, values, num_blocks=3)
     assert len(generated.source) < 2 * len(generate(program, fuse_pointwise=False).source)
+
+
+def test_a_reader_between_two_tasks_that_become_one() -> None:
+    """The group of both stands where the later one stood; what reads the first must still follow it."""
+    b = ProgramBuilder()
+    x, y = b.input("x", (9, 16)), b.input("y", (9, 16))
+    first = b.op("exp", x, name="first")
+    total = b.op("sum", first, dims=(0,), name="total")
+    second = b.op("tanh", y, name="second")
+    program = b.build([total, b.op("add", second, first, name="both"), first, second])
+    same_bits(program, ON, OFF, {})

@@ -14,8 +14,10 @@ from numpy_cases import (
     assert_batch_is_loop,
     assert_close,
     assert_derivatives,
+    assert_emulated,
     call_of,
     case,
+    chunks,
     draw,
     flat,
     gradient,
@@ -216,6 +218,11 @@ def test_traced_is_eager(name: str) -> None:
     each = CASES[name]
     arrays = draw(each.args, name)
     assert_close(traced(call_of(each, OWN), arrays), each.call(OWN, *arrays), 1e-6)
+
+
+@pytest.mark.parametrize("cases", chunks(CASES), ids=lambda cases: cases[0].name)
+def test_the_emitted_source_computes_it(cases: list[Case]) -> None:
+    assert_emulated(cases, OWN, tnp)
 
 
 @pytest.mark.parametrize("name", SMOOTH)

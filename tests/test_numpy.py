@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import numpy as np
 import pytest
 from numpy_cases import (
+    Case,
     assert_batch_is_loop,
     assert_close,
     assert_derivatives,
+    assert_emulated,
     call_of,
+    chunks,
     draw,
     flat,
     gradient,
@@ -72,6 +74,11 @@ def test_traced_is_eager(name: str) -> None:
     assert_close(traced(call_of(each, tnp), arrays), each.call(tnp, *arrays), 1e-7)
 
 
+@pytest.mark.parametrize("cases", chunks(CASES), ids=lambda cases: cases[0].name)
+def test_the_emitted_source_computes_it(cases: list[Case]) -> None:
+    assert_emulated(cases, tnp, tnp)
+
+
 @pytest.mark.parametrize("name", SMOOTH)
 def test_derivatives_are_finite_differences(name: str) -> None:
     """In float64: the gradient along a direction, and its derivative along another."""
@@ -105,7 +112,7 @@ def test_a_batch_is_a_loop(name: str) -> None:
 
 
 @pytest.mark.parametrize("times", [lambda w, x: x @ w, lambda w, x: w @ x, lambda w, x: tnp.vecmat(x, w)])
-def test_vectors_times_a_matrix_that_they_share_are_one_matrix_product(times: Any) -> None:
+def test_vectors_times_a_matrix_that_they_share_are_one_matrix_product(times: object) -> None:
     w, vectors = np.ones((4, 4), np.float32), np.ones((9, 4), np.float32)
     step = tk.jit(tk.vmap(times, in_axes=(None, 0))).lower(w, vectors)
     assert [item.op for item in step.program.operations] == ["mm"]

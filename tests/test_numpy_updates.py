@@ -12,8 +12,10 @@ from numpy_cases import (
     assert_batch_is_loop,
     assert_close,
     assert_derivatives,
+    assert_emulated,
     call_of,
     case,
+    chunks,
     draw,
     flat,
     gradient,
@@ -120,6 +122,11 @@ def test_traced_is_eager(name: str) -> None:
     before = [x.copy() for x in arrays]
     assert_close(traced(call_of(each, tnp), arrays), each.call(tnp, *arrays), 1e-7)
     assert_close(arrays, before, 0)
+
+
+@pytest.mark.parametrize("cases", chunks(CASES), ids=lambda cases: cases[0].name)
+def test_the_emitted_source_computes_it(cases: list[Case]) -> None:
+    assert_emulated(cases, tnp, tnp)
 
 
 @pytest.mark.parametrize("name", CASES)

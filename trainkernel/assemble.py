@@ -127,11 +127,16 @@ def view_of(spec: TensorSpec, node: Node) -> TensorSpec | None:
     return None if strides is None else replace(spec, shape=tuple(attrs["shape"]), strides=strides)
 
 
-def _broadcast_view(spec: TensorSpec, shape: tuple[int, ...], dims: tuple[int, ...]) -> TensorSpec:
+def _broadcast_view(spec: TensorSpec, shape: tuple[int, ...], dims: Sequence[int]) -> TensorSpec:
     strides = [0] * len(shape)
     for size, stride, dim in zip(spec.shape, spec.strides, dims, strict=True):
         strides[dim] = stride if size == shape[dim] and size != 1 else 0
     return replace(spec, shape=tuple(shape), strides=tuple(strides))
+
+
+def _broadcast_to(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
+    """A view in a shape to which NumPy's rules broadcast it."""
+    return _broadcast_view(spec, shape, range(len(shape) - spec.ndim, len(shape)))
 
 
 def _slice_view(spec: TensorSpec, attrs: Mapping[str, Any]) -> TensorSpec:
@@ -349,7 +354,20 @@ class Assembly:
             # Numbers alone would lose their dtype, which decides how the operation computes.
             first = positions[0] if isinstance(values[positions[0]], Constant) else positions[-1]
             operands[first] = self.tensor(node.inputs[first], node.location)
-        self._append(node, operands)
+        self._append_narrow(node, operands)
+
+    def _append_narrow(self, node: Node, operands: Sequence[Any]) -> None:
+        """A pointwise operation without the dims along which all of its operands repeat: the result repeats too."""
+        (out,) = node.outputs
+        whole = [_broadcast_to(value, out.shape) if isinstance(value, TensorSpec) else value for value in operands]
+        tensors = [value for value in whole if isinstance(value, TensorSpec)]
+        kept = [dim for dim, size in enumerate(out.shape) if size <= 1 or any(spec.strides[dim] for spec in tensors)]
+        narrow = [_without_dims(value, kept) if isinstance(value, TensorSpec) else value for value in whole]
+        shape = tuple(out.shape[dim] for dim in kept)
+        (spec,) = self.operations(
+            node.op, narrow, [(shape, out.aval.dtype)], node.attrs, node.location, node.recomputation
+        )
+        self.values[id(out)] = spec if len(kept) == len(out.shape) else _broadcast_view(spec, out.shape, kept)
 
     def _other(self, node: Node) -> None:
         """Reductions, products, scans, indexed operations."""
@@ -514,6 +532,11 @@ def _folded(node: Node, values: Sequence[Any]) -> Constant:
     with np.errstate(all="ignore"):
         (result,) = apply(node.op, operands, node.attrs, [TensorSpec.dense("x", (), out.aval.dtype)])
     return Constant(result.item(), out.shape, out.aval.dtype)
+
+
+def _without_dims(spec: TensorSpec, kept: Sequence[int]) -> TensorSpec:
+    """A view at the first place of all dims but those that are kept."""
+    return replace(spec, shape=tuple(spec.shape[d] for d in kept), strides=tuple(spec.strides[d] for d in kept))
 
 
 def _number(constant: Constant) -> float:

@@ -10,13 +10,15 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from trainkernel import initializers
 from trainkernel import numpy as tnp
 from trainkernel import primitives as b
+from trainkernel.derivatives import custom_vjp
 from trainkernel.errors import TraceError
 from trainkernel.numpy.axes import as_int, one_axis, some_axes
 from trainkernel.numpy.reductions import kept_shape
 from trainkernel.promotion import inexact
-from trainkernel.trace import at_user_line, aval_of
+from trainkernel.trace import at_user_line, aval_of, is_scalar
 from trainkernel.windows import avg_pool, conv_general_dilated, max_pool
 
 Value = Any
@@ -24,7 +26,8 @@ Axes = Any
 
 __all__ = [
     "avg_pool", "celu", "conv_general_dilated", "dot_product_attention", "elu", "gelu", "glu", "hard_sigmoid",
-    "hard_silu", "hard_swish", "hard_tanh", "layer_norm", "leaky_relu", "log_sigmoid", "log_softmax", "logmeanexp",
+    "hard_silu", "hard_swish", "hard_tanh", "initializers", "layer_norm", "leaky_relu", "log_sigmoid",
+    "log_softmax", "logmeanexp",
     "logsumexp", "max_pool", "mish", "one_hot", "relu", "relu6", "rms_norm", "selu", "sigmoid", "silu", "soft_sign",
     "softmax", "softplus", "sparse_plus", "squareplus", "standardize", "swish", "tanh",
 ]  # fmt: skip
@@ -163,11 +166,29 @@ def softmax(x: Value, axis: Axes = -1, where: Value | None = None) -> Value:
     value = _floating(x)
     axes = some_axes(axis, len(value.shape), "softmax")
     chosen = value if where is None else tnp.where(where, value, -math.inf)
-    largest, total = b.softmax_stats(chosen, dims=axes)
-    shape = tuple(value.shape)
-    shifted = b.exp(b.sub(chosen, _spread(largest, shape, axes)))
-    result = b.div(shifted, _spread(total, shape, axes))
+    result = _softmax(axes)(chosen)
     return result if where is None else tnp.where(where, result, 0.0)
+
+
+def _softmax(axes: tuple[int, ...]) -> Callable[[Value], Value]:
+    """``y``, whose derivative ``y * (ct - sum(y * ct))`` needs nothing but ``y``."""
+
+    def shares(x: Value) -> Value:
+        largest, total = b.softmax_stats(x, dims=axes)
+        shape = tuple(x.shape)
+        return b.div(b.exp(b.sub(x, _spread(largest, shape, axes))), _spread(total, shape, axes))
+
+    def forward(x: Value) -> tuple[Value, Value]:
+        result = shares(x)
+        return result, result
+
+    def backward(result: Value, cotangent: Value) -> tuple[Value]:
+        scaled = b.mul(result, cotangent)
+        return (b.sub(scaled, b.mul(result, _spread(b.sum(scaled, dims=axes), tuple(result.shape), axes))),)
+
+    function = custom_vjp(shares)
+    function.defvjp(forward, backward)
+    return function
 
 
 def log_softmax(x: Value, axis: Axes = -1, where: Value | None = None) -> Value:
@@ -244,6 +265,8 @@ def standardize(
         raise TraceError(f"standardize has no 'where'{at_user_line()}")
     value = _floating(x)
     axes, shape = some_axes(axis, len(value.shape), "standardize"), tuple(value.shape)
+    if mean is None and variance is None and is_scalar(epsilon):
+        return _standardize(axes, epsilon)(value)
     if mean is None:
         own_mean, own_variance = b.moments(value, dims=axes)
         mean = _spread(own_mean, shape, axes)
@@ -254,6 +277,31 @@ def standardize(
     else:
         factor = _rsqrt(tnp.add(variance, epsilon))
     return tnp.multiply(tnp.subtract(value, mean), factor)
+
+
+def _standardize(axes: tuple[int, ...], epsilon: float) -> Callable[[Value], Value]:
+    """``y``, whose derivative ``factor * (ct - mean(ct) - y * mean(y * ct))`` needs ``y`` and one factor a row."""
+
+    def parts(x: Value) -> tuple[Value, Value]:
+        mean, variance = b.moments(x, dims=axes)
+        factor = _rsqrt(b.add(variance, epsilon))
+        shape = tuple(x.shape)
+        return b.mul(b.sub(x, _spread(mean, shape, axes)), _spread(factor, shape, axes)), factor
+
+    def forward(x: Value) -> tuple[Value, tuple[Value, Value]]:
+        result, factor = parts(x)
+        return result, (result, factor)
+
+    def backward(kept: tuple[Value, Value], cotangent: Value) -> tuple[Value]:
+        result, factor = kept
+        shape = tuple(result.shape)
+        along = _spread(b.mean(b.mul(result, cotangent), dims=axes), shape, axes)
+        centred = b.sub(cotangent, _spread(b.mean(cotangent, dims=axes), shape, axes))
+        return (b.mul(_spread(factor, shape, axes), b.sub(centred, b.mul(result, along))),)
+
+    function = custom_vjp(lambda x: parts(x)[0])
+    function.defvjp(forward, backward)
+    return function
 
 
 def _rsqrt(x: Value) -> Value:

@@ -88,6 +88,8 @@ class _Graph:
             self.places[name] = InputPlace(index)
         for draft in fused.drafts:
             self._add_draft(draft)
+        for node in self._nodes:
+            self._follow_writers(node)  # a draft that others joined may stand behind what reads it
 
     # ------------------------------------------------------------------ nodes and edges
 
@@ -108,10 +110,13 @@ class _Graph:
     def _node(self, task: Task, reads: set[str], writes: set[str]) -> _Node:
         node = _Node(task, reads, writes, set(), set())
         self._nodes.append(node)
-        for name in sorted(reads):
+        self._follow_writers(node)
+        return node
+
+    def _follow_writers(self, node: _Node) -> None:
+        for name in sorted(node.reads):
             if name in self._writer:
                 self._edge(self._writer[name], node)
-        return node
 
     @staticmethod
     def _edge(first: _Node, second: _Node) -> None:

@@ -24,6 +24,7 @@ SCATTERS = ("scatter_add", "scatter_partials")
 SCATTER_CHUNK = 256
 MAX_SCATTERED = 8
 MAX_PARTIALS = 256
+MAX_THREAD_COUNT = 16
 MAX_SPLIT = 32
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 THIN_CHUNK = 32
@@ -232,7 +233,7 @@ def plan_reduction(operation: Operation, target: Target, options: Options) -> Re
     dims = reduced_dims(source.shape, operation.attrs)
     count = prod(source.shape[dim] for dim in dims)
     rows = prod(size for dim, size in enumerate(source.shape) if dim not in dims)
-    by_columns = not _is_innermost(source.shape, dims)
+    by_columns = not _is_innermost(source, dims)
     warps = options.threads // 32
     splittable = operation.op not in ("softmax_stats", "moments")
     if by_columns and rows >= 8:
@@ -241,9 +242,11 @@ def plan_reduction(operation: Operation, target: Target, options: Options) -> Re
         if partials > 1:
             chunk = ceil_div(count, partials)
             return ReductionPlan("columns", rows, count, ceil_div(count, chunk), chunk, 32)
-        if count <= 16:
+        if count <= MAX_THREAD_COUNT:
             return ReductionPlan("thread", rows, count, 1, count, options.threads)
         return ReductionPlan("columns", rows, count, 1, count, 32)
+    if count <= MAX_THREAD_COUNT and ceil_div(rows, options.threads) >= target.num_sms // 8:
+        return ReductionPlan("thread", rows, count, 1, count, options.threads)
     if count <= 128 and rows >= 8:
         return ReductionPlan("warp", rows, count, 1, count, warps)
     if count > TWO_PHASE_ELEMENTS and rows < target.num_sms // 2 and splittable:
@@ -253,10 +256,11 @@ def plan_reduction(operation: Operation, target: Target, options: Options) -> Re
     return ReductionPlan("block", rows, count, 1, count, 1)
 
 
-def _is_innermost(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
-    """Whether the last dim of more than one element is among ``dims``."""
-    last = max((dim for dim, size in enumerate(shape) if size > 1), default=-1)
-    return last < 0 or last in dims
+def _is_innermost(source: TensorSpec, dims: tuple[int, ...]) -> bool:
+    """Whether elements of one row lie closer to each other in memory than neighbouring rows do."""
+    reduced = [source.strides[dim] for dim in dims if source.shape[dim] > 1]
+    kept = [source.strides[dim] for dim, size in enumerate(source.shape) if dim not in dims and size > 1]
+    return not kept or (bool(reduced) and min(reduced) <= kept[-1])
 
 
 def _column_partials(count: int, pieces: int, target: Target) -> int:
@@ -316,7 +320,7 @@ def plan_scan(operation: Operation, target: Target, options: Options) -> ScanPla
     dim = wrap_dim(operation.attrs["dim"], source.ndim)
     count = source.shape[dim]
     rows = prod(size for at, size in enumerate(source.shape) if at != dim)
-    along = _is_innermost(source.shape, (dim,))
+    along = _is_innermost(source, (dim,))
     plans = (
         ScanPlan("thread", rows, count, options.threads),
         ScanPlan("warp", rows, count, options.threads // 32),
