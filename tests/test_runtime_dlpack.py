@@ -13,8 +13,8 @@ import pytest
 from trainkernel.dtypes import DTYPES
 from trainkernel.errors import ArgumentError
 from trainkernel.runtime import dlpack
+from trainkernel.runtime.device_array import _CODES
 from trainkernel.runtime.dlpack import ArrayView, as_numpy, framework_of, view, view_capsule
-from trainkernel.runtime.export import _CODES
 from trainkernel.runtime.scalars import ScalarField
 from trainkernel.runtime.streams import LEGACY_STREAM, current_stream_getter, stream_handle
 
@@ -343,6 +343,7 @@ def test_stream_handles() -> None:
 @pytest.mark.parametrize("dtype", list(DTYPES))
 def test_lent_dtypes(dtype: str) -> None:
     """What a DeviceArray would say of its dtype is what view reads."""
-    entry = DTYPES[dtype]
-    capsule, _keep = make_capsule(b"dltensor", dtype_code=_CODES[dtype], dtype_bits=8 * entry.itemsize_bytes)
+    code, bits = _CODES[dtype]
+    assert bits == 8 * DTYPES[dtype].itemsize_bytes
+    capsule, _keep = make_capsule(b"dltensor", dtype_code=code, dtype_bits=bits)
     assert view_capsule(capsule, "other", None).dtype == dtype
