@@ -4,9 +4,10 @@
 
     python bench/compile_time.py --out bench/results/compile_time.json
 
-Needs no GPU. The demo's step and those of ``examples/`` are each measured in a process of its own, twice with one empty
-cache folder: the first time cold, the second from the cache. NVRTC's own cache is off. The import of trainkernel, a small
-step that warms NVRTC up, and the first values of the parameters are not counted.
+Needs no GPU. The demo's step and two of ``examples/`` are each measured in a process of its own,
+twice with one empty cache folder: the first time cold, the second from the cache. NVRTC's own
+cache is off. The import of trainkernel, a small step that warms NVRTC up, and the first values of
+the parameters are not counted.
 """
 
 from __future__ import annotations
