@@ -163,3 +163,11 @@ def test_results_that_repeat_are_whole_arrays(device: str) -> None:
     assert carry is x
     np.testing.assert_allclose(carry, want, rtol=1e-6)
     np.testing.assert_allclose(rows, np.stack(wanted), rtol=1e-6)
+
+
+def test_a_number_between_numbers_has_no_dims() -> None:
+    program = program_of(lambda x: tnp.where(x > 3, 1.0, -0.5), X)
+    assert {item.op: item.outputs[0].shape for item in program.operations}["full"] == ()
+    np.testing.assert_array_equal(
+        tk.jit(lambda x: tnp.where(x > 3, 1.0, -0.5), device="emulator")(X), np.where(X > 3, 1, -0.5)
+    )

@@ -353,8 +353,14 @@ class Assembly:
         if not any(isinstance(operands[position], TensorSpec) for position in positions):
             # Numbers alone would lose their dtype, which decides how the operation computes.
             first = positions[0] if isinstance(values[positions[0]], Constant) else positions[-1]
-            operands[first] = self.tensor(node.inputs[first], node.location)
+            operands[first] = self._zero_dim(node.inputs[first], values[first], node.location)
         self._append_narrow(node, operands)
+
+    def _zero_dim(self, operand: Any, value: Value, location: str | None) -> TensorSpec:
+        """A number as a tensor without dims."""
+        if not isinstance(value, Constant):
+            return self.tensor(operand, location)
+        return self.operation("full", (), (), value.dtype, {"value": value.value}, location)
 
     def _append_narrow(self, node: Node, operands: Sequence[Any]) -> None:
         """A pointwise operation without the dims along which all of its operands repeat: the result repeats too."""
