@@ -39,7 +39,8 @@ def simulate(program: Program, inputs: Sequence[Any], monkeypatch: pytest.Monkey
                 value = np.asarray(domains.constant(operand, own))
             arrays.append(value.astype(np.float32) if own == "float32" and op.name not in ROUNDED_ONCE else value)
         shapes = [spec.shape for spec in operation.outputs]
-        values = op.reference(arrays, operation.attrs, shapes)
+        attrs = {k: domains.constant(v, domain) if k in op.constants else v for k, v in operation.attrs.items()}
+        values = op.reference(arrays, attrs, shapes)
         results = []
         for value, spec in zip(values, operation.outputs, strict=True):
             single = np.asarray(value).astype(np.float32).astype(np.float64)
