@@ -92,6 +92,12 @@ def test_donated_arrays_may_change_places() -> None:
         np.testing.assert_array_equal(second, a * 2)
 
 
+def test_in_place_results_are_not_an_option_of_jit() -> None:
+    with pytest.raises(tk.OptionError, match="use donate_argnums") as caught:
+        reference(b.exp, inplace_outputs={0: 0})
+    assert "test_jit.py" in str(caught.value)
+
+
 def test_a_donated_array_given_twice_is_refused() -> None:
     x = X.copy()
     with pytest.raises(tk.ArgumentError, match="share memory"):

@@ -18,7 +18,7 @@ import numpy as np
 from trainkernel import structure, tree
 from trainkernel.assemble import Assembly
 from trainkernel.dtypes import DTYPES, name_of_numpy
-from trainkernel.errors import TraceError
+from trainkernel.errors import OptionError, TraceError
 from trainkernel.ir import Program, ScalarSpec, TensorSpec
 from trainkernel.trace import (
     Array,
@@ -58,7 +58,7 @@ def jit(
     device : str, optional
         As for ``trainkernel.compile``.
     **options
-        Those of ``trainkernel.compile``.
+        Those of ``trainkernel.compile``, but ``inplace_outputs``: donated arguments say that.
 
     Results are arrays of the framework of the arguments. On a GPU, NumPy arguments give
     ``DeviceArray``s, which ``numpy.asarray`` reads.
@@ -68,6 +68,10 @@ def jit(
     Jitted
         Called like ``fun``; ``.lower(*args)`` gives the traced step, ``.kernel(*args)`` its Kernel.
     """
+    if "inplace_outputs" in options:
+        raise OptionError(
+            f"jit finds the in-place results itself: use donate_argnums or donate_argnames{at_user_line()}"
+        )
     if fun is None:
         return functools.partial(
             jit,
