@@ -109,12 +109,26 @@ def test_a_loop_whose_carry_becomes_batched() -> None:
     np.testing.assert_allclose(gradient, np.full(3, 6.0))
 
 
+def test_keyword_arguments_have_the_batch_in_front() -> None:
+    x, y = RNG.random((3, 2)), {"a": RNG.random((2, 4)), "b": RNG.random(2)}
+    got = tk.vmap(lambda x, *, y: b.mul(b.sum(x), b.add(b.sum(y["a"]), y["b"])), in_axes=1)(x, y=y)
+    np.testing.assert_allclose(got, x.sum(0) * (y["a"].sum(1) + y["b"]))
+
+
+def test_a_result_that_repeats_elements_has_memory_of_its_own() -> None:
+    got = tk.vmap(lambda key: (key, b.full((3,), 0, "float32")))(np.arange(2))[1]
+    assert got.shape == (2, 3) and got.flags.c_contiguous and got.flags.writeable
+    step = tk.jit(lambda w: w + 1, donate_argnums=0, device="reference")
+    np.testing.assert_array_equal(step(got), np.ones((2, 3)))
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "sizes": (lambda: tk.vmap(b.mul)(np.ones((2, 3)), np.ones((4, 3))), "one batch size, got 2 (of shape [2, 3]), 4"),
     "no batch": (lambda: tk.vmap(b.exp, in_axes=None)(np.ones(3)), "one batch size, got none"),
     "axis": (lambda: tk.vmap(b.exp, in_axes=2)(np.ones(3)), "axis 2 of an array of shape [3]"),
     "out_axes": (lambda: tk.vmap(b.exp, out_axes=None)(np.ones(3)), "depends on the batch"),
     "in_axes": (lambda: tk.vmap(b.mul, in_axes=(0,))(np.ones(3), np.ones(3)), "in_axes has 1 entries for 2 arguments"),
+    "keyword": (lambda: tk.vmap(lambda x, y: x)(np.ones(3), y=True), "axis 0 of an array of shape []"),
 }
 
 

@@ -92,10 +92,25 @@ def test_donated_arrays_may_change_places() -> None:
         np.testing.assert_array_equal(second, a * 2)
 
 
+def test_in_place_results_are_not_an_option_of_jit() -> None:
+    with pytest.raises(tk.OptionError, match="use donate_argnums") as caught:
+        reference(b.exp, inplace_outputs={0: 0})
+    assert "test_jit.py" in str(caught.value)
+
+
 def test_a_donated_array_given_twice_is_refused() -> None:
     x = X.copy()
     with pytest.raises(tk.ArgumentError, match="share memory"):
         reference(lambda x, y: x + y, donate_argnums=0)(x, x)
+
+
+def test_names_may_be_those_of_keywords_without_a_parameter() -> None:
+    step = reference(lambda x, **options: x * len(options["mode"]), static_argnames="mode")
+    np.testing.assert_array_equal(step(X, mode="ab"), X * 2)
+
+
+def test_a_donated_view_of_which_nothing_is_stored_is_taken() -> None:
+    np.testing.assert_allclose(reference(b.sum, donate_argnums=0)(X.T), X.sum(), rtol=1e-6)
 
 
 def test_views_need_no_operations() -> None:
@@ -179,6 +194,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "result": (lambda: reference(lambda x: "a")(X), "returns trees of arrays, got str"),
     "dtype": (lambda: reference(lambda x: x)(X.astype(np.complex64)), "dtype complex64, which is not supported"),
     "donated": (lambda: reference(lambda x: x, donate_argnums=3), "donate_argnums names argument 3"),
+    "donated name": (lambda: reference(lambda x, y: x, donate_argnames="w"), "names 'w'; the function takes x, y"),
+    "static name": (lambda: reference(lambda x: x, static_argnames=("x", "n")), "static_argnames names 'n'"),
+    "donated view": (
+        lambda: reference(lambda w: {"a": w["a"] + 1}, donate_argnums=0)({"a": X.T}),
+        "donated argument w['a'] of shape [4, 3] has strides [1, 4], and only a contiguous array is updated in place",
+    ),
     "negative strides": (lambda: reference(lambda x: x + 1)(X[::-1]), "negative strides"),
 }
 

@@ -30,7 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("autodiff", "batching"),
     ("numpy", "random"),
     ("derivatives", "scanning"),
-    ("windows", "initializers"),
+    ("windows", "initializers", "jacobians"),
     ("lax", "nn"),
     ("losses", "optim"),
     ("assemble",),

@@ -9,6 +9,7 @@ import pytest
 from numpy_cases import traced
 
 import trainkernel.numpy as tnp
+from trainkernel import losses
 from trainkernel.errors import TraceError
 
 
@@ -117,6 +118,9 @@ X34, X3 = np.zeros((3, 4), np.float32), np.zeros(3, np.float32)
     ("call", "message"),
     [
         (lambda x, y: x + y, r"\[3, 4\] and \[3\] do not broadcast"),
+        (lambda x, y: (x > 0) - (x < 0), "subtract of bools: use logical_xor"),
+        (lambda x, y: -(x > 0), "negative of bools: use logical_not"),
+        (lambda x, y: losses.softmax_cross_entropy(x, tnp.arange(3)), "softmax_cross_entropy_with_integer_labels"),
         (lambda x, y: x @ y, r"matmul: shapes \[3, 4\] and \[3\]"),
         (lambda x, y: tnp.einsum("ij,i->k", x, y), "'k' of the result"),
         (lambda x, y: tnp.einsum("ij,j->i", x, y), r"'j' has sizes 4 and 3 in shapes \[3, 4\] and \[3\]"),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from tracing import run_traced
 
+import trainkernel as tk
 from trainkernel import optim, structure, tree
 from trainkernel.batching import vmap
 from trainkernel.derivatives import grad
@@ -380,6 +381,18 @@ def test_groups() -> None:
     assert isinstance(state, optim.PartitionState) and set(state.inner_states) == {"slow", "still"}
     with pytest.raises(TraceError, match=r"no transformation for the labels \['fast'\]"):
         optim.partition({"slow": optim.sgd(0.5)}, {"layers": "slow", "scale": "fast"}).init(p)
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(0, "new"), (1, "old"), (3, "new"), (5, "old"), (6, "new")])
+def test_a_periodic_update_takes_the_new_values_at_multiples_of_the_period(steps: int, expected: str) -> None:
+    trees = {
+        "old": {"a": np.zeros(2, np.float32), "b": np.int32(3)},
+        "new": {"a": np.ones(2, np.float32), "b": np.int32(5)},
+    }
+    update = tk.jit(lambda steps: optim.periodic_update(trees["new"], trees["old"], steps, 3), device="reference")
+    for got in (optim.periodic_update(trees["new"], trees["old"], steps, 3), update(np.int32(steps))):
+        np.testing.assert_array_equal(got["a"], trees[expected]["a"])
+        assert got["b"] == trees[expected]["b"] and got["b"].dtype == np.int32
 
 
 def test_incremental_update_and_ema() -> None:

@@ -127,6 +127,30 @@ def test_cond_selects_where_it_is_traced() -> None:
         assert int(got[1]) == want[1]
 
 
+@pytest.mark.parametrize("device", ["reference", "emulator"])
+def test_switch_clamps_its_index(device: str) -> None:
+    branches = [lambda x: {"a": b.exp(x), "n": 1}, lambda x: {"a": b.neg(x), "n": 2}, lambda x: {"a": x * 3.0, "n": 3}]
+    jitted = tk.jit(lambda i, x: tk.lax.switch(i, branches, x), device=device)
+    for index, chosen in ((-1, 0), (0, 0), (1, 1), (2, 2), (9, 2)):
+        want = branches[chosen](START + 1)
+        for got in (jitted(index, START + 1), tk.lax.switch(np.int32(index), branches, START + 1)):
+            np.testing.assert_allclose(got["a"], want["a"], rtol=1e-6)
+            assert int(got["n"]) == want["n"]
+
+
+def test_map_goes_over_slices() -> None:
+    def f(x: Any) -> Any:
+        return b.exp(x["a"]), b.sum(x["b"])
+
+    xs = {"a": XS, "b": XS * 2}
+    for run in (lambda xs: tk.lax.map(f, xs), tk.jit(lambda xs: tk.lax.map(f, xs), device="emulator")):
+        exps, sums = run(xs)
+        np.testing.assert_allclose(exps, np.exp(XS), rtol=1e-6)
+        np.testing.assert_allclose(sums, 2 * XS.sum(1), rtol=1e-6)
+    gradient = tk.grad(lambda xs: b.sum(tk.lax.map(lambda x: b.mul(x, x), xs)))(XS)
+    np.testing.assert_allclose(gradient, 2 * XS, rtol=1e-6)
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "shape": (lambda: tk.scan(lambda c, x: (b.sum(c), None), START, XS), "the carry changes from f32[3] to f32[]"),
     "dtype": (lambda: tk.scan(lambda c, x: (b.cast(c, "int32"), None), START, XS), "from f32[3] to i32[3]"),
@@ -142,6 +166,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "computed length": (
         lambda: tk.jit(lambda n: tk.scan(lambda c, _: (c, None), START, length=n + n)[0], device="reference")(3),
         "an int argument of the jitted function itself",
+    ),
+    "switch": (lambda: tk.lax.switch(np.float32(1), [b.exp], START), "needs an integer scalar and branches, got f32[]"),
+    "branches": (
+        lambda: tk.jit(lambda i: tk.lax.switch(i, [lambda: 1, lambda: 2.0]), device="reference")(1),
+        "the sides of cond return",
     ),
     "while": (lambda: tk.while_loop(lambda v: True, lambda v: v, 0), "cannot be part of one kernel"),
     "cond": (

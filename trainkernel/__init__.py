@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from trainkernel.batching import vmap
     from trainkernel.compiler import Kernel, ReferenceWarning, compile
     from trainkernel.derivatives import checkpoint, custom_vjp, grad, jvp, stop_gradient, value_and_grad, vjp
+    from trainkernel.jacobians import hessian, jacfwd, jacrev
     from trainkernel.jitted import jit
     from trainkernel.scanning import cond, fori_loop, scan, while_loop
     from trainkernel.trace import Array
@@ -70,6 +71,9 @@ __all__ = [
     "emulator",
     "fori_loop",
     "grad",
+    "hessian",
+    "jacfwd",
+    "jacrev",
     "jit",
     "jvp",
     "lax",
@@ -101,6 +105,9 @@ _LAZY_ATTRIBUTES = {
     "custom_vjp": "derivatives",
     "fori_loop": "scanning",
     "grad": "derivatives",
+    "hessian": "jacobians",
+    "jacfwd": "jacobians",
+    "jacrev": "jacobians",
     "jit": "jitted",
     "jvp": "derivatives",
     "scan": "scanning",

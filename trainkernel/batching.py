@@ -38,7 +38,7 @@ def vmap(fun: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callab
     ----------
     fun : callable
     in_axes : int, None, or a tree prefix of the positional arguments
-        Where each argument has its batch; None: it is the same for all.
+        Where each argument has its batch; None: it is the same for all. Keyword arguments have it in front.
     out_axes : int, None, or a tree prefix of the result
 
     Raises
@@ -49,14 +49,16 @@ def vmap(fun: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callab
 
     @functools.wraps(fun)
     def vmapped(*args: Any, **kwargs: Any) -> Any:
-        return structure.settle(lambda: _batch_call_of(functools.partial(fun, **kwargs), args, in_axes, out_axes))
+        return structure.settle(lambda: _batch_call_of(fun, args, kwargs, in_axes, out_axes))
 
     return vmapped
 
 
-def _batch_call_of(fun: Callable[..., Any], args: tuple[Any, ...], in_axes: Any, out_axes: Any) -> Any:
-    leaves, treedef = tree.flatten(args)
-    axes = tree.broadcast_prefix(_as_tuple(in_axes, len(args)), args, "in_axes")
+def _batch_call_of(
+    fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], in_axes: Any, out_axes: Any
+) -> Any:
+    leaves, treedef = tree.flatten((args, kwargs))
+    axes = tree.broadcast_prefix(_as_tuple(in_axes, len(args)), args, "in_axes") + [0] * len(tree.leaves(kwargs))
     values = structure.as_arrays(leaves)
     size = _batch_size(values, axes)
     batched: dict[int, Any] = {}
@@ -71,7 +73,8 @@ def _batch_call_of(fun: Callable[..., Any], args: tuple[Any, ...], in_axes: Any,
             parameters.append(one)
             batched[id(one)] = front
             arguments.append(one)
-        result = fun(*tree.unflatten(treedef, arguments))
+        positional, named = tree.unflatten(treedef, arguments)
+        result = fun(*positional, **named)
         outputs, structure_out = tree.flatten(result)
         outputs = structure.as_arrays(outputs)
     known = batch_nodes(nodes_between(outputs, parameters), batched, size)

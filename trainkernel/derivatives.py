@@ -82,7 +82,8 @@ def _parameter(leaf: Any, trace: Any, position: int) -> Array:
     return alias(b.cast(value, aval.dtype) if is_scalar(value) else value, trace)
 
 
-def _argnums(argnums: int | Sequence[int], count: int) -> tuple[int, ...]:
+def positions_of(argnums: int | Sequence[int], count: int) -> tuple[int, ...]:
+    """The arguments that ``argnums`` names, counted from the front."""
     positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     for position in positions:
         if not -count <= position < count:
@@ -118,7 +119,7 @@ def value_and_grad(
     @functools.wraps(fun)
     def value_and_grad_of(*args: Any, **kwargs: Any) -> Any:
         def run() -> Any:
-            traced = _Traced(functools.partial(fun, **kwargs), args, _argnums(argnums, len(args)), has_aux)
+            traced = _Traced(functools.partial(fun, **kwargs), args, positions_of(argnums, len(args)), has_aux)
             value = _scalar_result(traced)
             gradients = traced.pull_back([b.full((), 1, aval_of(value).dtype)])
             gradient = gradients[0] if isinstance(argnums, int) else tuple(gradients)

@@ -18,7 +18,7 @@ import numpy as np
 from trainkernel import structure, tree
 from trainkernel.assemble import Assembly
 from trainkernel.dtypes import DTYPES, name_of_numpy
-from trainkernel.errors import TraceError
+from trainkernel.errors import OptionError, TraceError
 from trainkernel.ir import Program, ScalarSpec, TensorSpec
 from trainkernel.trace import (
     Array,
@@ -58,7 +58,7 @@ def jit(
     device : str, optional
         As for ``trainkernel.compile``.
     **options
-        Those of ``trainkernel.compile``.
+        Those of ``trainkernel.compile``, but ``inplace_outputs``: donated arguments say that.
 
     Results are arrays of the framework of the arguments. On a GPU, NumPy arguments give
     ``DeviceArray``s, which ``numpy.asarray`` reads.
@@ -68,6 +68,10 @@ def jit(
     Jitted
         Called like ``fun``; ``.lower(*args)`` gives the traced step, ``.kernel(*args)`` its Kernel.
     """
+    if "inplace_outputs" in options:
+        raise OptionError(
+            f"jit finds the in-place results itself: use donate_argnums or donate_argnames{at_user_line()}"
+        )
     if fun is None:
         return functools.partial(
             jit,
@@ -207,11 +211,20 @@ def _finish(
             if place not in inplace and spec.shape == leaf.aval.shape and spec.dtype == leaf.aval.dtype:
                 specs[place] = _own_buffer(assembly, spec, bound)
                 bound.add(specs[place].buffer)
+                _check_dense(leaf)
                 inplace[place] = position
                 break
     count = iter(range(len(specs)))
     results = tuple(Result(next(count), None) if p is None else Result(None, p) for p in passed)
     return Step(assembly.program(specs), inplace, tuple(assembly.captured), results, treedef)
+
+
+def _check_dense(leaf: LeafSpec) -> None:
+    if not TensorSpec(leaf.name, leaf.aval.shape, leaf.strides, 0, leaf.aval.dtype).is_dense:
+        raise TraceError(
+            f"donated argument {leaf.name} of shape {list(leaf.aval.shape)} has strides {list(leaf.strides)}, and only "
+            f"a contiguous array is updated in place; pass a copy of it{at_user_line()}"
+        )
 
 
 def _own_buffer(assembly: Assembly, spec: TensorSpec, bound: set[str]) -> TensorSpec:
@@ -244,6 +257,8 @@ class Jitted:
         self._device = device
         self._options = dict(options)
         self._signature = _signature(fun)
+        _check_names(self._signature, donate_argnames, "donate_argnames")
+        _check_names(self._signature, static_argnames, "static_argnames")
         self._donated_names = set(donate_argnames) | set(_named(self._signature, donate_argnums, "donate_argnums"))
         self._static_names = set(static_argnames) | set(_named(self._signature, static_argnums, "static_argnums"))
         self._donate_argnums, self._static_argnums = set(donate_argnums), set(static_argnums)
@@ -298,6 +313,15 @@ def _signature(fun: Callable[..., Any]) -> inspect.Signature | None:
         return inspect.signature(fun)
     except (TypeError, ValueError):
         return None
+
+
+def _check_names(signature: inspect.Signature | None, names: Iterable[str], what: str) -> None:
+    parameters = {} if signature is None else signature.parameters
+    if signature is None or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    for name in names:
+        if name not in parameters:
+            raise TraceError(f"{what} names {name!r}; the function takes {', '.join(parameters)}{at_user_line()}")
 
 
 def _named(signature: inspect.Signature | None, positions: Iterable[int], what: str) -> Iterable[str]:

@@ -15,7 +15,7 @@ from trainkernel.numpy.indexing import wrapped
 from trainkernel.numpy.products import dot_general
 from trainkernel.numpy.reductions import running
 from trainkernel.promotion import is_float
-from trainkernel.scanning import cond, fori_loop, scan, while_loop
+from trainkernel.scanning import cond, fori_loop, map, scan, switch, while_loop
 from trainkernel.trace import as_value, at_user_line, aval_of, is_scalar
 from trainkernel.windows import conv_general_dilated, padded
 
@@ -25,8 +25,8 @@ __all__ = [
     "broadcast_in_dim", "broadcasted_iota", "clamp", "concatenate", "cond", "conv_general_dilated",
     "convert_element_type", "cummax", "cummin", "cumprod", "cumsum", "dot_general", "dynamic_index_in_dim",
     "dynamic_slice", "dynamic_slice_in_dim", "dynamic_update_index_in_dim", "dynamic_update_slice",
-    "dynamic_update_slice_in_dim", "erf", "fori_loop", "integer_pow", "iota", "logistic", "pad", "rev", "rsqrt",
-    "scan", "select", "slice", "slice_in_dim", "stop_gradient", "while_loop",
+    "dynamic_update_slice_in_dim", "erf", "fori_loop", "integer_pow", "iota", "logistic", "map", "pad", "rev",
+    "rsqrt", "scan", "select", "slice", "slice_in_dim", "stop_gradient", "switch", "while_loop",
 ]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from trainkernel import primitives as b
 from trainkernel.errors import TraceError
 from trainkernel.numpy.axes import one_axis
 from trainkernel.promotion import inexact, is_integer
-from trainkernel.trace import at_user_line, aval_of
+from trainkernel.trace import as_value, at_user_line, aval_of
 
 Value = Any
 Axes = Any
@@ -83,7 +83,19 @@ def cosine_distance(predictions: Value, targets: Value, epsilon: float = 0.0, ax
 
 
 def softmax_cross_entropy(logits: Value, labels: Value, axis: Axes = -1, where: Value | None = None) -> Value:
-    """``-sum(labels * log_softmax(logits))`` along axes, for labels that are probabilities."""
+    """``-sum(labels * log_softmax(logits))`` along axes, for labels that are probabilities.
+
+    Raises
+    ------
+    TraceError
+        If the labels are class numbers: integers with a dim less than the logits.
+    """
+    wanted = aval_of(as_value(labels))
+    if is_integer(wanted.dtype) and len(wanted.shape) == len(aval_of(as_value(logits)).shape) - 1:
+        raise TraceError(
+            f"softmax_cross_entropy needs a probability for each class, got {wanted}: use "
+            f"softmax_cross_entropy_with_integer_labels, or nn.one_hot{at_user_line()}"
+        )
     weighted = tnp.multiply(labels, nn.log_softmax(logits, axis, where))
     return tnp.negative(tnp.sum(weighted, axis, where=where))
 

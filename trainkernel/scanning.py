@@ -1,4 +1,4 @@
-"""``scan``, ``fori_loop`` and ``cond``: control flow that becomes part of one kernel."""
+"""``scan``, ``fori_loop``, ``cond`` and theirs: control flow that becomes part of one kernel."""
 
 from __future__ import annotations
 
@@ -172,6 +172,11 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_
     return scan(step, (start, init_val), None, length=length)[0][1]
 
 
+def map(f: Callable[[Any], Any], xs: Any) -> Any:
+    """``f`` of each slice of ``xs``, one after the other: as ``jax.lax.map``. ``vmap`` takes all at once."""
+    return scan(lambda _, x: (None, f(x)), None, xs)[1]
+
+
 def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any], *operands: Any) -> Any:
     """``true_fun(*operands)`` where ``pred`` holds, else ``false_fun(*operands)``: as ``jax.lax.cond``.
 
@@ -193,6 +198,28 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
         raise TraceError(f"the sides of cond return {first_def} and {second_def}{at_user_line()}")
     pairs = [_same(x, y) for x, y in zip(first, second, strict=True)]
     return tree.unflatten(first_def, [_select(value, x, y) for x, y in pairs])
+
+
+def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
+    """``branches[index](*operands)``, an index out of range clamped: as ``jax.lax.switch``.
+
+    With a traced ``index`` all branches are computed, and the results selected: meant for cheap ones.
+
+    Raises
+    ------
+    TraceError
+        If the index is no integer scalar, or results differ in structure, shape or dtype.
+    """
+    value = as_value(index)
+    aval = aval_of(value)
+    if aval.shape != () or aval.dtype not in ("int32", "int64", "uint32", "uint8") or not branches:
+        raise TraceError(f"switch needs an integer scalar and branches, got {aval}, {len(branches)}{at_user_line()}")
+    if not isinstance(value, Array):
+        return branches[min(max(int(value), 0), len(branches) - 1)](*operands)
+    result = branches[0](*operands)
+    for number, branch in enumerate(branches[1:], start=1):
+        result = cond(b.compare(value, number, "ge"), branch, lambda *_, before=result: before, *operands)
+    return result
 
 
 def _same(x: Any, y: Any) -> tuple[Any, Any]:

@@ -153,7 +153,16 @@ def settle(run: Callable[[], Any]) -> Any:
     if is_tracing():
         return result
     leaves, treedef = tree.flatten(result)
-    return tree.unflatten(treedef, evaluate(leaves))
+    return tree.unflatten(treedef, [_whole(value) for value in evaluate(leaves)])
+
+
+def _whole(value: Any) -> Any:
+    """The value, with memory for each element: a view that repeats some could be neither written nor donated."""
+    if isinstance(value, np.ndarray) and any(
+        step == 0 and size > 1 for step, size in zip(value.strides, value.shape, strict=True)
+    ):
+        return value.copy()
+    return value
 
 
 def evaluate(outputs: Sequence[Any]) -> list[Any]:

@@ -7,6 +7,7 @@ an instance of it is met.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -36,6 +37,16 @@ def leaves(tree: Tree) -> list[Any]:
     return flatten(tree)[0]
 
 
+def structure(tree: Tree) -> TreeDef:
+    """The structure of a tree, which ``unflatten`` fills with leaves."""
+    return flatten(tree)[1]
+
+
+def reduce(function: Callable[[Any, Any], Any], tree: Tree, *initial: Any) -> Any:
+    """The leaves in order, folded to one value from the left, as by ``functools.reduce``."""
+    return functools.reduce(function, leaves(tree), *initial)
+
+
 def paths(tree: Tree) -> list[str]:
     """What to write behind a tree to get each leaf: ``['params'][0].w``."""
     flatten(tree)
@@ -53,9 +64,9 @@ def map(function: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     first, treedef = flatten(tree)
     columns = [first]
     for position, other in enumerate(rest):
-        values, structure = flatten(other)
-        if structure != treedef:
-            raise ValueError(f"tree {position + 1} has the structure {structure}, not that of the first, {treedef}")
+        values, found = flatten(other)
+        if found != treedef:
+            raise ValueError(f"tree {position + 1} has the structure {found}, not that of the first, {treedef}")
         columns.append(values)
     return unflatten(treedef, [function(*row) for row in zip(*columns, strict=True)])
 

@@ -232,6 +232,12 @@ def test_incremental_update() -> None:
     assert same_tree(optim.incremental_update(new, old, 0.1), optax.incremental_update(new, old, 0.1)) <= 1
 
 
+def test_periodic_update() -> None:
+    old, new = params(), tree.map(lambda leaf: np.asarray(leaf * 2 + 1), params())
+    for steps in (0, 1, 3, 6):
+        assert same_tree(optim.periodic_update(new, old, steps, 3), optax.periodic_update(new, old, steps, 3)) == 0
+
+
 def test_signatures_are_those_of_optax() -> None:
     for name in optim.__all__:
         ours = getattr(optim, name)

@@ -31,8 +31,11 @@ def add(x: Value, y: Value) -> Value:
 
 
 def subtract(x: Value, y: Value) -> Value:
-    """The difference."""
-    return _arithmetic(b.sub, x, y)
+    """The difference, but not of bools."""
+    first, second = b.together((x, y))
+    if all(aval_of(value).dtype == "bool" for value in (first, second)):
+        raise TraceError(f"subtract of bools: use logical_xor, or cast them to a number{at_user_line()}")
+    return b.sub(first, second)
 
 
 def multiply(x: Value, y: Value) -> Value:
@@ -77,7 +80,9 @@ def _fmod(x: Value, y: Value) -> Value:
 
 
 def negative(x: Value) -> Value:
-    """The value with the other sign."""
+    """The value with the other sign, but not of bools."""
+    if aval_of(as_value(x)).dtype == "bool":
+        raise TraceError(f"negative of bools: use logical_not, or cast them to a number{at_user_line()}")
     return b.unary(b.neg, x)
 
 
@@ -152,7 +157,7 @@ def _arithmetic(op: Callable[..., Value], x: Value, y: Value) -> Value:
     """Sums and products of bools are logical in NumPy and integers here, as in JAX for everything but bool."""
     first, second = b.together((x, y))
     if all(aval_of(v).dtype == "bool" for v in (first, second)):
-        return {b.add: b.bitwise_or, b.mul: b.bitwise_and}.get(op, b.bitwise_xor)(first, second)
+        return (b.bitwise_or if op is b.add else b.bitwise_and)(first, second)
     return op(first, second)
 
 

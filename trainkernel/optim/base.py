@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from trainkernel import primitives as b
 from trainkernel import tree
 from trainkernel.errors import TraceError
-from trainkernel.numpy import add, multiply, subtract
+from trainkernel.numpy import add, equal, multiply, remainder, subtract, where
 from trainkernel.trace import as_value, at_user_line, aval_of, is_scalar
 
 Value = Any
@@ -112,6 +112,19 @@ def incremental_update(new_tensors: Params, old_tensors: Params, step_size: Any)
     return tree.map(
         lambda new, old: add(multiply(step_size, new), multiply(one_minus(step_size), old)), new_tensors, old_tensors
     )
+
+
+def periodic_update(new_tensors: Params, old_tensors: Params, steps: Any, update_period: int) -> Params:
+    """``new`` where ``steps`` is a multiple of ``update_period``, else ``old``: a target network's hard update.
+
+    Parameters
+    ----------
+    new_tensors, old_tensors : trees of arrays
+    steps : integer scalar
+    update_period : int
+    """
+    due = equal(remainder(steps, update_period), 0)
+    return tree.map(lambda new, old: where(due, new, old), new_tensors, old_tensors)
 
 
 # ---------------------------------------------------------------------------- values

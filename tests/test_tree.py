@@ -1,0 +1,45 @@
+"""Trees: structures, leaves in order, folds."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NamedTuple
+
+import pytest
+
+from trainkernel import tree
+
+
+class Pair(NamedTuple):
+    a: Any
+    b: Any
+
+
+TREES: dict[str, tuple[Any, list[Any]]] = {
+    "leaf": (7, [7]),
+    "dict by sorted key": ({"b": 2, "a": 1}, [1, 2]),
+    "nested": ([{"a": (1, 2)}, Pair(3, [4])], [1, 2, 3, 4]),
+    "None has no leaf": ((None, 5), [5]),
+}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_the_leaves_and_the_structure_make_the_tree(name: str) -> None:
+    given, leaves = TREES[name]
+    assert tree.leaves(given) == leaves
+    assert tree.unflatten(tree.structure(given), leaves) == given
+    assert tree.structure(given) == tree.structure(tree.map(lambda x: -x, given))
+    assert tree.structure(given) != tree.structure([given, given])
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_leaves_are_folded_from_the_left(name: str) -> None:
+    given, leaves = TREES[name]
+    assert tree.reduce(lambda text, leaf: f"{text}{leaf}", given, "") == "".join(map(str, leaves))
+    assert tree.reduce(operator.add, given) == sum(leaves)
+
+
+def test_a_tree_without_leaves_needs_an_initial_value() -> None:
+    assert tree.reduce(operator.add, {}, 0) == 0
+    with pytest.raises(TypeError, match="initial value"):
+        tree.reduce(operator.add, {})
