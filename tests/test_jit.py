@@ -98,6 +98,18 @@ def test_in_place_results_are_not_an_option_of_jit() -> None:
     assert "test_jit.py" in str(caught.value)
 
 
+def test_a_donated_array_that_no_result_fits_is_told() -> None:
+    jitted = reference(lambda w, rest: w * np.sqrt(np.float64(2)), donate_argnums=(0, 1))
+    with pytest.warns(tk.DonationWarning) as told:
+        jitted(X.copy(), ROW.copy())
+    messages = [str(warning.message) for warning in told]
+    assert (
+        "donated argument w is not updated in place" in messages[0]
+        and "results of that shape are float64" in messages[0]
+    )
+    assert "donated argument rest" in messages[1] and "test_jit.py" in messages[1]
+
+
 def test_a_donated_array_given_twice_is_refused() -> None:
     x = X.copy()
     with pytest.raises(tk.ArgumentError, match="share memory"):
@@ -110,7 +122,9 @@ def test_names_may_be_those_of_keywords_without_a_parameter() -> None:
 
 
 def test_a_donated_view_of_which_nothing_is_stored_is_taken() -> None:
-    np.testing.assert_allclose(reference(b.sum, donate_argnums=0)(X.T), X.sum(), rtol=1e-6)
+    with pytest.warns(tk.DonationWarning):
+        total = reference(b.sum, donate_argnums=0)(X.T)
+    np.testing.assert_allclose(total, X.sum(), rtol=1e-6)
 
 
 def test_views_need_no_operations() -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from trainkernel.compiler import Kernel, ReferenceWarning, compile
     from trainkernel.derivatives import checkpoint, custom_vjp, grad, jvp, stop_gradient, value_and_grad, vjp
     from trainkernel.jacobians import hessian, jacfwd, jacrev
-    from trainkernel.jitted import jit
+    from trainkernel.jitted import DonationWarning, jit
     from trainkernel.scanning import cond, fori_loop, scan, while_loop
     from trainkernel.trace import Array
 
@@ -45,6 +45,7 @@ __all__ = [
     "Array",
     "CompileError",
     "DeviceError",
+    "DonationWarning",
     "EmulatorError",
     "Kernel",
     "LaunchError",
@@ -97,6 +98,7 @@ __all__ = [
 # Imported at first use: each brings in the compiler or more.
 _LAZY_ATTRIBUTES = {
     "Array": "trace",
+    "DonationWarning": "jitted",
     "Kernel": "compiler",
     "ReferenceWarning": "compiler",
     "checkpoint": "derivatives",

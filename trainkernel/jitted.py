@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -214,9 +215,26 @@ def _finish(
                 _check_dense(leaf)
                 inplace[place] = position
                 break
+        else:
+            _warn_unused(leaf, specs)
     count = iter(range(len(specs)))
     results = tuple(Result(next(count), None) if p is None else Result(None, p) for p in passed)
     return Step(assembly.program(specs), inplace, tuple(assembly.captured), results, treedef)
+
+
+class DonationWarning(UserWarning):
+    """A donated array is not updated: no result that is left has its shape and dtype."""
+
+
+def _warn_unused(leaf: LeafSpec, results: Sequence[TensorSpec]) -> None:
+    same = sorted({spec.dtype for spec in results if spec.shape == leaf.aval.shape})
+    found = f"; results of that shape are {', '.join(same)}" if same else ""
+    warnings.warn(
+        f"donated argument {leaf.name} is not updated in place: no result is left of its shape and dtype, "
+        f"{leaf.aval}{found}{at_user_line()}",
+        DonationWarning,
+        stacklevel=2,
+    )
 
 
 def _check_dense(leaf: LeafSpec) -> None:
@@ -467,4 +485,4 @@ class _Compiled:
         return tree.unflatten(self.step.structure, results)
 
 
-__all__ = ["Jitted", "Step", "jit", "trace_step"]
+__all__ = ["DonationWarning", "Jitted", "Step", "jit", "trace_step"]
