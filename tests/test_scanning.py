@@ -101,6 +101,13 @@ def test_nested_scans_and_their_derivatives() -> None:
     np.testing.assert_allclose(jitted, gradient, rtol=1e-4)
 
 
+@pytest.mark.parametrize("unroll", [1, True])
+def test_no_steps(unroll: int | bool) -> None:
+    carry, ys = tk.scan(lambda c, x: (c + x, c), START, XS[:0], unroll=unroll)
+    np.testing.assert_array_equal(carry, START)
+    assert ys.shape == (0, 3)
+
+
 def test_python_numbers_take_the_dtype_of_the_carry() -> None:
     carry, _ = tk.scan(lambda c, x: (c + b.sum(x), None), 0, XS)
     assert carry.dtype == np.float32
@@ -143,7 +150,18 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: tk.jit(lambda n: tk.scan(lambda c, _: (c, None), START, length=n + n)[0], device="reference")(3),
         "an int argument of the jitted function itself",
     ),
+    "float length": (lambda: tk.scan(step, START, length=2.5), "the length of a scan must be an int, got 2.5"),
+    "lengths": (lambda: tk.fori_loop(0, XS, lambda i, c: c, START), "the upper bound of fori_loop must be an int"),
+    "unrolled shape": (
+        lambda: tk.scan(lambda c, x: (b.sum(c), None), START, XS, unroll=True),
+        "the carry changes from f32[3] to f32[]",
+    ),
+    "unrolled structure": (
+        lambda: tk.scan(lambda c, x: ((c, c), None), START, XS, unroll=True),
+        "the carry changes its structure",
+    ),
     "while": (lambda: tk.while_loop(lambda v: True, lambda v: v, 0), "cannot be part of one kernel"),
+    "cond of several": (lambda: tk.cond(XS > 0, lambda: 1, lambda: 2), "cond needs a scalar, got bool[5,3]"),
     "cond": (
         lambda: tk.jit(lambda p: tk.cond(p, lambda: 1, lambda: 2.0), device="reference")(np.asarray(True)),
         "the sides of cond return",

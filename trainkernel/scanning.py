@@ -10,6 +10,7 @@ import numpy as np
 from trainkernel import primitives as b
 from trainkernel import structure, tree
 from trainkernel.errors import TraceError
+from trainkernel.numpy.axes import as_int
 from trainkernel.trace import Array, Aval, as_value, at_user_line, aval_of, is_scalar, new_trace, parameter
 
 
@@ -62,23 +63,21 @@ def _scan(f: Callable[..., Any], init: Any, xs: Any, length: Any, reverse: bool,
         x_values = structure.as_arrays(x_leaves)
         steps, room = _length(x_values, length)
         carry = _initial(f, carry_leaves, carry_def, x_values, x_def)
-    if isinstance(steps, int) and (unroll is True or (unroll is not False and unroll >= steps > 0)):
+    if isinstance(steps, int) and steps > 0 and unroll is not False and (unroll is True or unroll >= steps):
         return _unrolled(f, tree.unflatten(carry_def, carry), x_values, x_def, steps, reverse)
     y_def: Any = None
 
     def step(values: Sequence[Any], slices: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         nonlocal y_def
         new, y = _results(f, tree.unflatten(carry_def, values), tree.unflatten(x_def, slices))
-        leaves, new_def = tree.flatten(new)
-        if new_def != carry_def:
-            raise TraceError(f"the carry changes its structure from {carry_def} to {new_def}{at_user_line()}")
+        leaves = _carry_leaves(carry_def, new)
         y_leaves, y_def = tree.flatten(y)
         if room is None and y_leaves:
             raise TraceError(
                 "a scan of dynamic length without xs has no room for stacked results: give a static length, or "
                 f"return None as the second result{at_user_line()}"
             )
-        return [as_value(leaf) for leaf in leaves], structure.as_arrays(y_leaves)
+        return leaves, structure.as_arrays(y_leaves)
 
     final, ys = structure.loop(step, carry, x_values, steps, room, reverse)
     return tree.unflatten(carry_def, final), tree.unflatten(y_def, ys)
@@ -89,6 +88,14 @@ def _results(f: Callable[..., Any], carry: Any, x: Any) -> tuple[Any, Any]:
     if not isinstance(result, tuple) or len(result) != 2:
         raise TraceError(f"the function of a scan must return (carry, y), got {result!r}{at_user_line()}")
     return result
+
+
+def _carry_leaves(carry_def: tree.TreeDef, new: Any) -> list[Any]:
+    """The leaves of a step's carry, which has the structure of the one before."""
+    leaves, new_def = tree.flatten(new)
+    if new_def != carry_def:
+        raise TraceError(f"the carry changes its structure from {carry_def} to {new_def}{at_user_line()}")
+    return [as_value(leaf) for leaf in leaves]
 
 
 def _length(xs: Sequence[Any], length: Any) -> tuple[int | Array, int | None]:
@@ -106,7 +113,7 @@ def _length(xs: Sequence[Any], length: Any) -> tuple[int | Array, int | None]:
         if length.shape != () or length.aval.dtype != "int32":
             raise TraceError(f"a length is an int32 scalar, got {length.aval}{at_user_line()}")
         return length, room
-    steps = int(np.asarray(length))
+    steps = as_int(length, "the length of a scan")
     if steps < 0 or (room is not None and steps != room):
         raise TraceError(f"length is {steps}, the xs of the scan have {room} slices{at_user_line()}")
     return steps, steps
@@ -135,9 +142,14 @@ def _unrolled(
     f: Callable[..., Any], carry: Any, xs: Sequence[Any], x_def: Any, steps: int, reverse: bool
 ) -> tuple[Any, Any]:
     results: list[Any] = [None] * steps
+    carry_leaves, carry_def = tree.flatten(carry)
     for position in reversed(range(steps)) if reverse else range(steps):
         slices = [_row(value, position) for value in xs]
-        carry, results[position] = _results(f, carry, tree.unflatten(x_def, slices))
+        new, results[position] = _results(f, tree.unflatten(carry_def, carry_leaves), tree.unflatten(x_def, slices))
+        carry_leaves = [
+            structure.fit(value, old) for value, old in zip(_carry_leaves(carry_def, new), carry_leaves, strict=True)
+        ]
+    carry = tree.unflatten(carry_def, carry_leaves)
     return carry, tree.map(lambda *rows: _stack(rows), *results)
 
 
@@ -161,8 +173,8 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_
         raise TraceError(f"fori_loop with a dynamic upper bound must start at 0, got {lower!r}{at_user_line()}")
     if isinstance(lower, Array):
         raise TraceError(f"fori_loop needs a static lower bound, got {lower.aval}{at_user_line()}")
-    first = int(np.asarray(lower))
-    length = upper if isinstance(upper, Array) else max(int(np.asarray(upper)) - first, 0)
+    first = as_int(lower, "the lower bound of fori_loop")
+    length = upper if isinstance(upper, Array) else max(as_int(upper, "the upper bound of fori_loop") - first, 0)
 
     def step(carry: Any, _: Any) -> tuple[Any, None]:
         position, value = carry
@@ -183,10 +195,10 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
         If the two results differ in structure, shape or dtype.
     """
     value = as_value(pred)
+    if aval_of(value).shape != ():
+        raise TraceError(f"cond needs a scalar, got {aval_of(value)}{at_user_line()}")
     if not isinstance(value, Array):
         return true_fun(*operands) if bool(np.asarray(value)) else false_fun(*operands)
-    if value.shape != ():
-        raise TraceError(f"cond needs a scalar, got {value.aval}{at_user_line()}")
     first, first_def = tree.flatten(true_fun(*operands))
     second, second_def = tree.flatten(false_fun(*operands))
     if first_def != second_def:
