@@ -115,6 +115,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "axis": (lambda: tk.vmap(b.exp, in_axes=2)(np.ones(3)), "axis 2 of an array of shape [3]"),
     "out_axes": (lambda: tk.vmap(b.exp, out_axes=None)(np.ones(3)), "depends on the batch"),
     "in_axes": (lambda: tk.vmap(b.mul, in_axes=(0,))(np.ones(3), np.ones(3)), "in_axes has 1 entries for 2 arguments"),
+    "no int": (lambda: tk.vmap(b.exp, in_axes="x")(np.ones(3)), "in_axes needs ints and None"),
+    "prefix": (lambda: tk.vmap(b.exp, in_axes=({"a": 0},))(np.ones(3)), "does not fit the arguments"),
+    "far out_axes": (lambda: tk.vmap(b.exp, out_axes=1)(np.ones(3)), "out_axes is 1 for a result of shape [3]"),
 }
 
 
