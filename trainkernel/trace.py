@@ -212,6 +212,20 @@ class Array:
     def __index__(self) -> int:
         raise _no_value(self, "an index of it", "make the argument static, or index with arrays (x[i], take)")
 
+    def __format__(self, spec: str) -> str:
+        if spec:
+            raise _no_value(self, f"its text as {spec!r}", "return it from the function and format it there")
+        return repr(self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise _no_value(self, "a pickle of it", "return it from the function and pickle it there")
+
+    def __copy__(self) -> Array:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Array:
+        return self
+
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         raise _no_value(self, "a NumPy array of it", "use trainkernel.numpy instead of numpy here")
 
@@ -274,6 +288,9 @@ class Array:
             f"{self.aval} is traced and cannot be changed in place: use x = x.at[index].set(value){at_user_line()}"
         )
 
+    def __delitem__(self, index: Any) -> None:
+        raise TraceError(f"{self.aval} is traced and keeps its shape: join slices of it instead{at_user_line()}")
+
     def __iter__(self) -> Iterator[Any]:
         return (self[position] for position in range(len(self)))
 
@@ -292,6 +309,7 @@ class Array:
 
 
 def _no_value(array: Array, what: str, advice: str) -> TraceError:
+    check_open((array,), what)
     return TraceError(f"{array.aval} is traced: it has no value yet, so {what} cannot be had; {advice}{at_user_line()}")
 
 
