@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, make_dataclass
 from typing import Any
 
 import ml_dtypes
@@ -49,6 +51,18 @@ def test_trees_of_every_kind_go_in_and_come_out() -> None:
     assert isinstance(got["state"], State) and got["state"].moments[1] is None and got["list"][1] == ()
     np.testing.assert_array_equal(got["state"].w, X * 2)
     np.testing.assert_array_equal(got["list"][0], ROW)
+
+
+def test_threads_may_meet_a_dataclass_at_once() -> None:
+    def take_apart(cls: Any, barrier: threading.Barrier) -> int:
+        barrier.wait()
+        return len(tk.tree.leaves(cls(X)))
+
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(20):
+            cls, barrier = make_dataclass("Fresh", ["x"]), threading.Barrier(4)
+            found = [pool.submit(take_apart, cls, barrier) for _ in range(4)]
+            assert [each.result() for each in found] == [1] * 4
 
 
 def test_one_trace_for_each_signature() -> None:

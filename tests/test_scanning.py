@@ -151,6 +151,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "an int argument of the jitted function itself",
     ),
     "float length": (lambda: tk.scan(step, START, length=2.5), "the length of a scan must be an int, got 2.5"),
+    "long": (lambda: tk.scan(step, START, length=2**31), "from 0 to 2147483647, got 2147483648"),
+    "far bound": (lambda: tk.fori_loop(2**31, 2**31, lambda i, c: c, START), "the bounds of fori_loop are int32"),
     "lengths": (lambda: tk.fori_loop(0, XS, lambda i, c: c, START), "the upper bound of fori_loop must be an int"),
     "unrolled shape": (
         lambda: tk.scan(lambda c, x: (b.sum(c), None), START, XS, unroll=True),

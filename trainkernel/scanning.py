@@ -114,7 +114,9 @@ def _length(xs: Sequence[Any], length: Any) -> tuple[int | Array, int | None]:
             raise TraceError(f"a length is an int32 scalar, got {length.aval}{at_user_line()}")
         return length, room
     steps = as_int(length, "the length of a scan")
-    if steps < 0 or (room is not None and steps != room):
+    if not 0 <= steps < 2**31:
+        raise TraceError(f"the length of a scan is from 0 to 2147483647, got {steps}{at_user_line()}")
+    if room is not None and steps != room:
         raise TraceError(f"length is {steps}, the xs of the scan have {room} slices{at_user_line()}")
     return steps, steps
 
@@ -174,6 +176,8 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_
     if isinstance(lower, Array):
         raise TraceError(f"fori_loop needs a static lower bound, got {lower.aval}{at_user_line()}")
     first = as_int(lower, "the lower bound of fori_loop")
+    if not -(2**31) <= first < 2**31:
+        raise TraceError(f"the bounds of fori_loop are int32, got {first}{at_user_line()}")
     length = upper if isinstance(upper, Array) else max(as_int(upper, "the upper bound of fori_loop") - first, 0)
 
     def step(carry: Any, _: Any) -> tuple[Any, None]:
