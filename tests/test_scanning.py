@@ -108,6 +108,18 @@ def test_no_steps(unroll: int | bool) -> None:
     assert ys.shape == (0, 3)
 
 
+@pytest.mark.parametrize("unroll", [1, True])
+def test_the_arithmetic_of_a_step_is_the_package_s(unroll: int | bool) -> None:
+    def count(carry: Any, x: Any) -> tuple[Any, Any]:
+        number, total = carry
+        return (number + 1, total + number * 0.5), number * 0.5  # NumPy's product would be float64
+
+    init = (np.array(1, np.int32), np.zeros((), np.float32))
+    for run in (tk.scan, tk.jit(tk.scan, static_argnames=("f", "unroll"), device="reference")):
+        (_, total), halves = run(count, init, XS, unroll=unroll)
+        assert total == 7.5 and halves.dtype == total.dtype == np.float32
+
+
 def test_python_numbers_take_the_dtype_of_the_carry() -> None:
     carry, _ = tk.scan(lambda c, x: (c + b.sum(x), None), 0, XS)
     assert carry.dtype == np.float32

@@ -11,7 +11,7 @@ from trainkernel import primitives as b
 from trainkernel import structure, tree
 from trainkernel.errors import TraceError
 from trainkernel.numpy.axes import as_int
-from trainkernel.trace import Array, Aval, as_value, at_user_line, aval_of, is_scalar, new_trace, parameter
+from trainkernel.trace import Array, Aval, alias, as_value, at_user_line, aval_of, is_scalar, new_trace, parameter
 
 
 def scan(
@@ -143,16 +143,17 @@ def _initial(f: Any, leaves: Sequence[Any], carry_def: Any, xs: Sequence[Any], x
 def _unrolled(
     f: Callable[..., Any], carry: Any, xs: Sequence[Any], x_def: Any, steps: int, reverse: bool
 ) -> tuple[Any, Any]:
+    """The steps one after the other, on traced arrays as in a Loop."""
     results: list[Any] = [None] * steps
-    carry_leaves, carry_def = tree.flatten(carry)
-    for position in reversed(range(steps)) if reverse else range(steps):
-        slices = [_row(value, position) for value in xs]
-        new, results[position] = _results(f, tree.unflatten(carry_def, carry_leaves), tree.unflatten(x_def, slices))
-        carry_leaves = [
-            structure.fit(value, old) for value, old in zip(_carry_leaves(carry_def, new), carry_leaves, strict=True)
-        ]
-    carry = tree.unflatten(carry_def, carry_leaves)
-    return carry, tree.map(lambda *rows: _stack(rows), *results)
+    with new_trace("scan-unrolled"):
+        values, carry_def = tree.flatten(carry)
+        for position in reversed(range(steps)) if reverse else range(steps):
+            slices = [_row(value, position) for value in xs]
+            traced = [value if isinstance(value, Array) else alias(value, None) for value in values]
+            new, results[position] = _results(f, tree.unflatten(carry_def, traced), tree.unflatten(x_def, slices))
+            after = _carry_leaves(carry_def, new)
+            values = [structure.fit(value, old) for value, old in zip(after, traced, strict=True)]
+        return tree.unflatten(carry_def, values), tree.map(lambda *rows: _stack(rows), *results)
 
 
 def _row(x: Any, position: int) -> Any:

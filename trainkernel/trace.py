@@ -451,10 +451,14 @@ def parameter(aval: Aval, trace: Trace) -> Array:
     return node.outputs[0]
 
 
-def alias(value: Any, trace: Trace) -> Array:
-    """The value as a parameter of ``trace``: what depends on it is what the trace has to walk."""
+def alias(value: Any, trace: Trace | None) -> Array:
+    """The value as a parameter of ``trace``: what depends on it is what the trace has to walk.
+
+    Without a trace it is a traced array and no parameter, so its operators are the package's.
+    """
     node = Node("alias", (value,), {}, user_location())
-    node.outputs = (Array(node, 0, aval_of(value), traces_of((value,)) | {trace}),)
+    traces = traces_of((value,))
+    node.outputs = (Array(node, 0, aval_of(value), traces if trace is None else traces | {trace}),)
     return node.outputs[0]
 
 
