@@ -144,6 +144,15 @@ def test_captured_arrays_are_as_they_were_when_traced(device: str) -> None:
         ramp[:] = 7
 
 
+@pytest.mark.parametrize("device", ["reference", "emulator"])
+def test_bools_that_are_one_number_are_stored(device: str) -> None:
+    yes = np.ones(3, bool)
+    carry, kept = tk.jit(lambda x: tk.scan(lambda c, u: (c ^ (u > 1), c), yes, x), device=device)(np.arange(3))
+    np.testing.assert_array_equal(carry, ~yes)
+    np.testing.assert_array_equal(kept[:, 0], [True, True, True])
+    assert tk.jit(lambda: (yes, True, np.array(False)), device=device)()[0].dtype == bool
+
+
 def test_static_arguments_that_are_equal_and_not_the_same_trace_again() -> None:
     jitted = reference(lambda x, n: x / n[0], static_argnums=1)
     one = np.ones(1, np.float32)
@@ -220,6 +229,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "branch": (lambda: reference(lambda x: x if b.sum(x) > 0 else -x)(X), "its truth cannot be had"),
     "float": (lambda: reference(lambda x: float(b.sum(x)))(X), "a float of it cannot be had"),
     "numpy": (lambda: reference(lambda x: np.add.reduce(x))(X), "use trainkernel.numpy instead of numpy here"),
+    "in place": (lambda: reference(lambda x: np.zeros((3, 4)).__iadd__(x))(X), "write y = y + x, not y += x"),
     "range": (lambda: reference(lambda n: list(range(n)))(3), "an index of it cannot be had"),
     "assignment": (lambda: reference(lambda x: x.__setitem__(0, 1.0))(X), "x = x.at[index].set(value)"),
     "leaked": (use_leaked, "the array leaked out of its function"),

@@ -253,7 +253,7 @@ class Assembly:
         if not isinstance(value, Constant):
             aval = aval_of(value)
             value = Constant(value, (), aval.dtype)
-        return self.operation("full", (), value.shape, value.dtype, {"value": value.value}, location)
+        return self.operation("full", (), value.shape, value.dtype, {"value": _number(value)}, location)
 
     def operation(
         self,
@@ -360,7 +360,7 @@ class Assembly:
         """A number as a tensor without dims."""
         if not isinstance(value, Constant):
             return self.tensor(operand, location)
-        return self.operation("full", (), (), value.dtype, {"value": value.value}, location)
+        return self.operation("full", (), (), value.dtype, {"value": _number(value)}, location)
 
     def _append_narrow(self, node: Node, operands: Sequence[Any]) -> None:
         """A pointwise operation without the dims along which all of its operands repeat: the result repeats too."""

@@ -232,6 +232,11 @@ class Array:
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         """NumPy's own functions and operators on traced arrays are those of trainkernel.numpy."""
         function = getattr(import_module("trainkernel.numpy"), ufunc.__name__, None)
+        if "out" in kwargs:
+            raise TraceError(
+                f"numpy.{ufunc.__name__} cannot write {self.aval} to an array, since it is traced: write y = y + x, "
+                f"not y += x, and no out={at_user_line()}"
+            )
         if method != "__call__" or kwargs or function is None:
             raise _no_value(self, f"numpy.{ufunc.__name__} of it", "use trainkernel.numpy instead of numpy here")
         return function(*inputs)
