@@ -146,6 +146,11 @@ def test_cond_selects_where_it_is_traced() -> None:
         assert int(got[1]) == want[1]
 
 
+def results_of_two_structures() -> Any:
+    results = iter([XS[0], (XS[0], XS[0])])
+    return tk.scan(lambda c, _: (c, next(results)), START, length=2, unroll=True)
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "shape": (lambda: tk.scan(lambda c, x: (b.sum(c), None), START, XS), "the carry changes from f32[3] to f32[]"),
     "dtype": (lambda: tk.scan(lambda c, x: (b.cast(c, "int32"), None), START, XS), "from f32[3] to i32[3]"),
@@ -166,6 +171,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "long": (lambda: tk.scan(step, START, length=2**31), "from 0 to 2147483647, got 2147483648"),
     "far bound": (lambda: tk.fori_loop(2**31, 2**31, lambda i, c: c, START), "the bounds of fori_loop are int32"),
     "lengths": (lambda: tk.fori_loop(0, XS, lambda i, c: c, START), "the upper bound of fori_loop must be an int"),
+    "unroll": (lambda: tk.scan(step, START, XS, unroll="a"), "unroll must be an int, got 'a'"),  # type: ignore
+    "results": (results_of_two_structures, "return results of the structures PyTreeSpec((*, *)), PyTreeSpec(*)"),
     "unrolled shape": (
         lambda: tk.scan(lambda c, x: (b.sum(c), None), START, XS, unroll=True),
         "the carry changes from f32[3] to f32[]",

@@ -63,7 +63,7 @@ def _scan(f: Callable[..., Any], init: Any, xs: Any, length: Any, reverse: bool,
         x_values = structure.as_arrays(x_leaves)
         steps, room = _length(x_values, length)
         carry = _initial(f, carry_leaves, carry_def, x_values, x_def)
-    if isinstance(steps, int) and steps > 0 and unroll is not False and (unroll is True or unroll >= steps):
+    if isinstance(steps, int) and steps > 0 and _is_unrolled(unroll, steps):
         return _unrolled(f, tree.unflatten(carry_def, carry), x_values, x_def, steps, reverse)
     y_def: Any = None
 
@@ -81,6 +81,11 @@ def _scan(f: Callable[..., Any], init: Any, xs: Any, length: Any, reverse: bool,
 
     final, ys = structure.loop(step, carry, x_values, steps, room, reverse)
     return tree.unflatten(carry_def, final), tree.unflatten(y_def, ys)
+
+
+def _is_unrolled(unroll: int | bool, steps: int) -> bool:
+    count = as_int(unroll, "unroll")
+    return unroll is True or (unroll is not False and count >= steps)
 
 
 def _results(f: Callable[..., Any], carry: Any, x: Any) -> tuple[Any, Any]:
@@ -153,6 +158,10 @@ def _unrolled(
             new, results[position] = _results(f, tree.unflatten(carry_def, traced), tree.unflatten(x_def, slices))
             after = _carry_leaves(carry_def, new)
             values = [structure.fit(value, old) for value, old in zip(after, traced, strict=True)]
+        kinds = [tree.flatten(result)[1] for result in results]
+        if any(kind != kinds[0] for kind in kinds):
+            found = ", ".join(sorted({str(kind) for kind in kinds}))
+            raise TraceError(f"the steps of a scan return results of the structures {found}{at_user_line()}")
         return tree.unflatten(carry_def, values), tree.map(lambda *rows: _stack(rows), *results)
 
 
