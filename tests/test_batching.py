@@ -129,6 +129,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "out_axes": (lambda: tk.vmap(b.exp, out_axes=None)(np.ones(3)), "depends on the batch"),
     "in_axes": (lambda: tk.vmap(b.mul, in_axes=(0,))(np.ones(3), np.ones(3)), "in_axes has 1 entries for 2 arguments"),
     "keyword": (lambda: tk.vmap(lambda x, y: x)(np.ones(3), y=True), "axis 0 of an array of shape []"),
+    "no int": (lambda: tk.vmap(b.exp, in_axes="x")(np.ones(3)), "in_axes needs ints and None"),
+    "prefix": (lambda: tk.vmap(b.exp, in_axes=({"a": 0},))(np.ones(3)), "does not fit the arguments"),
+    "far out_axes": (lambda: tk.vmap(b.exp, out_axes=1)(np.ones(3)), "out_axes is 1 for a result of shape [3]"),
 }
 
 

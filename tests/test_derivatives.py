@@ -155,6 +155,28 @@ def test_custom_vjp_is_followed_also_under_vmap() -> None:
     np.testing.assert_array_equal(by_scale, [5.0, 10.0])
 
 
+def product(forward: Callable[..., Any], backward: Callable[..., Any]) -> Any:
+    function = tk.custom_vjp(lambda x, y: x * y)
+    function.defvjp(forward, backward)
+    return function
+
+
+def kept(x: Any, y: Any) -> Any:
+    return x * y, y
+
+
+def test_custom_cotangents_have_the_dtype_of_their_arguments() -> None:
+    for cotangent in (2, 2.0, np.full(3, 2.0), np.full(3, 2)):
+        function = product(kept, lambda y, ct, value=cotangent: (value, None))
+        got = tk.grad(lambda x, f=function: tk.numpy.sum(f(x, y=np.arange(3))))(np.ones(3, np.float32))
+        np.testing.assert_array_equal(got, np.full(3, 2.0))
+        assert got.dtype == np.float32
+
+
+def gradient_of(forward: Callable[..., Any], backward: Callable[..., Any]) -> Any:
+    return tk.grad(lambda x: tk.numpy.sum(product(forward, backward)(x, X)))(X)
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "not a scalar": (lambda: tk.grad(b.exp)(X), "returns one scalar, got f64[3,4]"),
     "integers": (lambda: tk.grad(lambda x: x)(np.int32(3)), "argument 0 holds int32"),
@@ -162,6 +184,21 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "argnums": (lambda: tk.grad(lambda x: x, argnums=1)(np.float32(3)), "names argument 1, and 1 were given"),
     "aux": (lambda: tk.grad(lambda x: x, has_aux=True)(np.float32(3)), "must return (value, aux)"),
     "no rule": (lambda: tk.grad(tk.custom_vjp(lambda x: x))(np.float32(3)), "has no derivative yet"),
+    "shape of a custom cotangent": (
+        lambda: gradient_of(kept, lambda y, ct: (ct[0], None)),
+        "a custom backward returned f64[4] for an argument f64[3,4]",
+    ),
+    "custom forward": (lambda: gradient_of(lambda x, y: x, kept), "must return (value, kept), got Array"),
+    "value of a custom forward": (
+        lambda: gradient_of(lambda x, y: (x[0], y), kept),
+        "a value of shapes [[4]] in PyTreeSpec(*), the function [[3, 4]]",
+    ),
+    "argnums of letters": (lambda: tk.grad(lambda x: x, argnums="x")(1.0), "argnums needs ints"),  # type: ignore
+    "tangents": (
+        lambda: tk.jvp(lambda x: x["a"], ({"a": X, "b": X},), ({"a": X, "c": X},)),
+        "the tangents have the structure",
+    ),
+    "primals": (lambda: tk.jvp(lambda x: x, X, X), "the primals of jvp are a tuple or a list, got ndarray"),
     "cotangent": (lambda: tk.vjp(b.exp, X)[1](np.ones(3)), "has shape [3], the result [3, 4]"),
 }
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, make_dataclass
 from typing import Any
 
 import ml_dtypes
@@ -47,6 +51,18 @@ def test_trees_of_every_kind_go_in_and_come_out() -> None:
     assert isinstance(got["state"], State) and got["state"].moments[1] is None and got["list"][1] == ()
     np.testing.assert_array_equal(got["state"].w, X * 2)
     np.testing.assert_array_equal(got["list"][0], ROW)
+
+
+def test_threads_may_meet_a_dataclass_at_once() -> None:
+    def take_apart(cls: Any, barrier: threading.Barrier) -> int:
+        barrier.wait()
+        return len(tk.tree.leaves(cls(X)))
+
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(20):
+            cls, barrier = make_dataclass("Fresh", ["x"]), threading.Barrier(4)
+            found = [pool.submit(take_apart, cls, barrier) for _ in range(4)]
+            assert [each.result() for each in found] == [1] * 4
 
 
 def test_one_trace_for_each_signature() -> None:
@@ -144,6 +160,45 @@ def test_constants_become_numbers_or_inputs_of_their_own() -> None:
     assert len(step.program.operations) == 2 and step.captured[0] is not None
 
 
+@pytest.mark.parametrize("device", ["reference", "emulator"])
+def test_captured_arrays_are_as_they_were_when_traced(device: str) -> None:
+    zeros, nothing, ramp = np.array([0.0, -0.0], np.float32), np.array(np.nan, np.float32), np.ones(2, np.float32)
+    ramp[1] = 2
+    jitted = tk.jit(lambda x: (x / zeros, x + nothing, x + ramp), device=device)
+    for _ in range(2):
+        signs, nan, moved = jitted(np.ones(2, np.float32))
+        np.testing.assert_array_equal(signs, [np.inf, -np.inf])
+        assert np.isnan(nan).all()
+        np.testing.assert_array_equal(moved, [2, 3])
+        ramp[:] = 7
+
+
+@pytest.mark.parametrize("device", ["reference", "emulator"])
+def test_bools_that_are_one_number_are_stored(device: str) -> None:
+    yes = np.ones(3, bool)
+    carry, kept = tk.jit(lambda x: tk.scan(lambda c, u: (c ^ (u > 1), c), yes, x), device=device)(np.arange(3))
+    np.testing.assert_array_equal(carry, ~yes)
+    np.testing.assert_array_equal(kept[:, 0], [True, True, True])
+    assert tk.jit(lambda: (yes, True, np.array(False)), device=device)()[0].dtype == bool
+
+
+def test_static_arguments_that_are_equal_and_not_the_same_trace_again() -> None:
+    jitted = reference(lambda x, n: x / n[0], static_argnums=1)
+    one = np.ones(1, np.float32)
+    assert [float(jitted(one, (zero,))[0]) for zero in (0.0, -0.0)] == [np.inf, -np.inf]
+    assert [str(jitted(np.ones(1, np.int32), (n,)).dtype) for n in (1, 1.0)] == ["float32", "float32"]
+    kinds = reference(lambda x, n: x * len(type(n).__name__), static_argnums=1)
+    assert [float(kinds(one, n)[0]) for n in (1, 1.0, True)] == [3, 5, 4]
+
+
+def test_copies_of_a_traced_array_are_the_array() -> None:
+    def f(tree: Any) -> Any:
+        twin = copy.deepcopy(tree)
+        return copy.copy(twin["x"]) + tree["x"]
+
+    np.testing.assert_array_equal(reference(f)({"x": X}), X + X)
+
+
 def test_equal_work_is_done_once() -> None:
     program = reference(lambda x: b.exp(x) + b.exp(x)).lower(X).program
     assert str(program).count(" = exp ") == 1
@@ -194,13 +249,31 @@ def use_leaked() -> Any:
     return reference(lambda x: x + LEAKED[-1])(X)
 
 
+def returns_leaked() -> Any:
+    reference(leak)(X)
+    return reference(lambda x: LEAKED[-1])(X)
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "branch": (lambda: reference(lambda x: x if b.sum(x) > 0 else -x)(X), "its truth cannot be had"),
     "float": (lambda: reference(lambda x: float(b.sum(x)))(X), "a float of it cannot be had"),
     "numpy": (lambda: reference(lambda x: np.add.reduce(x))(X), "use trainkernel.numpy instead of numpy here"),
+    "in place": (lambda: reference(lambda x: np.zeros((3, 4)).__iadd__(x))(X), "write y = y + x, not y += x"),
     "range": (lambda: reference(lambda n: list(range(n)))(3), "an index of it cannot be had"),
     "assignment": (lambda: reference(lambda x: x.__setitem__(0, 1.0))(X), "x = x.at[index].set(value)"),
     "leaked": (use_leaked, "the array leaked out of its function"),
+    "leaked result": (returns_leaked, "the array leaked out of its function"),
+    "leaked argument": (lambda: (reference(leak)(X), reference(leak)(LEAKED[-1])), "the array leaked"),
+    "format": (lambda: reference(lambda x: f"{b.sum(x):.3f}")(X), "its text as '.3f' cannot be had"),
+    "pickle": (lambda: reference(lambda x: pickle.dumps(x))(X), "a pickle of it cannot be had"),
+    "deletion": (lambda: reference(lambda x: x.__delitem__(0))(X), "join slices of it instead"),
+    "no function": (lambda: reference(3), "jit needs a function, got int"),  # type: ignore[arg-type]
+    "unknown name": (lambda: reference(leak, donate_argnames="w"), "donate_argnames names 'w'; the function's"),
+    "static and donated": (lambda: reference(leak, donate_argnums=0, static_argnames="x"), "or static, not both"),
+    "not row-major": (
+        lambda: reference(lambda x: x + 1, donate_argnums=0)(X.T),
+        "donated argument x of shape [4, 3] has strides",
+    ),
     "shapes": (lambda: reference(lambda x, y: x + y)(X, np.ones(3, np.float32)), "[3, 4] and [3] do not broadcast"),
     "product": (lambda: reference(lambda x: b.mm(x, x))(X), "got [3, 4] and [3, 4]"),
     "string": (lambda: reference(lambda x, s: x)(X, "s"), "argument s is str: 's'"),
@@ -208,7 +281,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "result": (lambda: reference(lambda x: "a")(X), "returns trees of arrays, got str"),
     "dtype": (lambda: reference(lambda x: x)(X.astype(np.complex64)), "dtype complex64, which is not supported"),
     "donated": (lambda: reference(lambda x: x, donate_argnums=3), "donate_argnums names argument 3"),
-    "donated name": (lambda: reference(lambda x, y: x, donate_argnames="w"), "names 'w'; the function takes x, y"),
+    "donated name": (
+        lambda: reference(lambda x, y: x, donate_argnames="w"),
+        "names 'w'; the function's arguments are x, y",
+    ),
     "static name": (lambda: reference(lambda x: x, static_argnames=("x", "n")), "static_argnames names 'n'"),
     "donated view": (
         lambda: reference(lambda w: {"a": w["a"] + 1}, donate_argnums=0)({"a": X.T}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,23 @@ def test_scalars_and_lists_are_arrays() -> None:
     assert tnp.square(np.float64(3.0)).dtype == np.float64
     np.testing.assert_array_equal(tnp.concatenate([[1, 2], [3]]), [1, 2, 3])
     np.testing.assert_array_equal(tnp.where([True, False], [1, 2], 0), [1, 0])
+
+
+def test_no_array_is_written_in_place() -> None:
+    x = np.ones(3, np.float32)
+    functions = {name: getattr(tnp, name) for name in tnp.__all__}
+    parameters = {name: inspect.signature(f).parameters for name, f in functions.items() if inspect.isfunction(f)}
+    with_out = [name for name, found in parameters.items() if "out" in found]
+    assert {"sum", "take", "einsum", "outer", "stack", "cumsum"} < set(with_out)
+    for name in with_out:
+        required = [
+            each for each in parameters[name].values() if each.default is each.empty and each.kind < each.KEYWORD_ONLY
+        ]
+        args = ("i->i", x) if name == "einsum" else (x,) * len(required)
+        with pytest.raises(TraceError, match="out= is not supported"):
+            functions[name](*args, out=x)
+    with pytest.raises(TraceError, match="out= is not supported"):
+        traced(lambda m: np.mean(m, out=x), [x])
 
 
 def test_methods_and_properties_are_numpys() -> None:

@@ -101,6 +101,25 @@ def test_nested_scans_and_their_derivatives() -> None:
     np.testing.assert_allclose(jitted, gradient, rtol=1e-4)
 
 
+@pytest.mark.parametrize("unroll", [1, True])
+def test_no_steps(unroll: int | bool) -> None:
+    carry, ys = tk.scan(lambda c, x: (c + x, c), START, XS[:0], unroll=unroll)
+    np.testing.assert_array_equal(carry, START)
+    assert ys.shape == (0, 3)
+
+
+@pytest.mark.parametrize("unroll", [1, True])
+def test_the_arithmetic_of_a_step_is_the_package_s(unroll: int | bool) -> None:
+    def count(carry: Any, x: Any) -> tuple[Any, Any]:
+        number, total = carry
+        return (number + 1, total + number * 0.5), number * 0.5  # NumPy's product would be float64
+
+    init = (np.array(1, np.int32), np.zeros((), np.float32))
+    for run in (tk.scan, tk.jit(tk.scan, static_argnames=("f", "unroll"), device="reference")):
+        (_, total), halves = run(count, init, XS, unroll=unroll)
+        assert total == 7.5 and halves.dtype == total.dtype == np.float32
+
+
 def test_python_numbers_take_the_dtype_of_the_carry() -> None:
     carry, _ = tk.scan(lambda c, x: (c + b.sum(x), None), 0, XS)
     assert carry.dtype == np.float32
@@ -151,6 +170,11 @@ def test_map_goes_over_slices() -> None:
     np.testing.assert_allclose(gradient, 2 * XS, rtol=1e-6)
 
 
+def results_of_two_structures() -> Any:
+    results = iter([XS[0], (XS[0], XS[0])])
+    return tk.scan(lambda c, _: (c, next(results)), START, length=2, unroll=True)
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "shape": (lambda: tk.scan(lambda c, x: (b.sum(c), None), START, XS), "the carry changes from f32[3] to f32[]"),
     "dtype": (lambda: tk.scan(lambda c, x: (b.cast(c, "int32"), None), START, XS), "from f32[3] to i32[3]"),
@@ -172,7 +196,22 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: tk.jit(lambda i: tk.lax.switch(i, [lambda: 1, lambda: 2.0]), device="reference")(1),
         "the sides of cond return",
     ),
+    "float length": (lambda: tk.scan(step, START, length=2.5), "the length of a scan must be an int, got 2.5"),
+    "long": (lambda: tk.scan(step, START, length=2**31), "from 0 to 2147483647, got 2147483648"),
+    "far bound": (lambda: tk.fori_loop(2**31, 2**31, lambda i, c: c, START), "the bounds of fori_loop are int32"),
+    "lengths": (lambda: tk.fori_loop(0, XS, lambda i, c: c, START), "the upper bound of fori_loop must be an int"),
+    "unroll": (lambda: tk.scan(step, START, XS, unroll="a"), "unroll must be an int, got 'a'"),  # type: ignore
+    "results": (results_of_two_structures, "return results of the structures PyTreeSpec((*, *)), PyTreeSpec(*)"),
+    "unrolled shape": (
+        lambda: tk.scan(lambda c, x: (b.sum(c), None), START, XS, unroll=True),
+        "the carry changes from f32[3] to f32[]",
+    ),
+    "unrolled structure": (
+        lambda: tk.scan(lambda c, x: ((c, c), None), START, XS, unroll=True),
+        "the carry changes its structure",
+    ),
     "while": (lambda: tk.while_loop(lambda v: True, lambda v: v, 0), "cannot be part of one kernel"),
+    "cond of several": (lambda: tk.cond(XS > 0, lambda: 1, lambda: 2), "cond needs a scalar, got bool[5,3]"),
     "cond": (
         lambda: tk.jit(lambda p: tk.cond(p, lambda: 1, lambda: 2.0), device="reference")(np.asarray(True)),
         "the sides of cond return",

@@ -237,11 +237,11 @@ class Assembly:
 
     def _capture(self, array: np.ndarray[Any, Any]) -> Value:
         """A constant array: a number where all elements are the same, else an input of its own."""
-        if array.size and (array == array.flat[0]).all():
+        if array.size and _is_one_number(array):
             return Constant(array.flat[0].item(), array.shape, str(name_of_numpy(array.dtype)))
         if id(array) not in self._captured_specs:
             spec = TensorSpec.dense(self.fresh("constant"), array.shape, str(name_of_numpy(array.dtype)))
-            self.captured.append(np.ascontiguousarray(array))
+            self.captured.append(np.array(array, order="C"))  # as it is now: a later change is not seen
             self._captured_specs[id(array)] = spec
         return self._captured_specs[id(array)]
 
@@ -253,7 +253,7 @@ class Assembly:
         if not isinstance(value, Constant):
             aval = aval_of(value)
             value = Constant(value, (), aval.dtype)
-        return self.operation("full", (), value.shape, value.dtype, {"value": value.value}, location)
+        return self.operation("full", (), value.shape, value.dtype, {"value": _number(value)}, location)
 
     def operation(
         self,
@@ -360,7 +360,7 @@ class Assembly:
         """A number as a tensor without dims."""
         if not isinstance(value, Constant):
             return self.tensor(operand, location)
-        return self.operation("full", (), (), value.dtype, {"value": value.value}, location)
+        return self.operation("full", (), (), value.dtype, {"value": _number(value)}, location)
 
     def _append_narrow(self, node: Node, operands: Sequence[Any]) -> None:
         """A pointwise operation without the dims along which all of its operands repeat: the result repeats too."""
@@ -515,6 +515,12 @@ class Assembly:
 def replace_values(assembly: Assembly, values: dict[int, Value]) -> Assembly:
     """An assembly that appends to the same Program, with other values."""
     return replace(assembly, values=values)
+
+
+def _is_one_number(array: np.ndarray[Any, Any]) -> bool:
+    """Whether all elements are one number, also in the sign of zero; NaN is no number."""
+    first = array.flat[0]
+    return bool((array == first).all() and (first != 0 or (np.signbit(array) == np.signbit(first)).all()))
 
 
 def _unchanged(node: Node, operands: Sequence[Any]) -> TensorSpec | None:

@@ -185,6 +185,6 @@ def _call_vjp(node: Node, cotangents: Sequence[Cotangent]) -> Sequence[Cotangent
     if pull_back is None:
         with recomputation():
             return _pull_back_body(node.attrs["body"], node.inputs, cotangents)
-    given = [zeros(out) if ct is None else ct for ct, out in zip(cotangents, node.outputs, strict=True)]
+    given = [zeros(out) if ct is None else _whole(ct, out) for ct, out in zip(cotangents, node.outputs, strict=True)]
     results: Sequence[Cotangent] = pull_back(node.inputs, given)
     return results

@@ -8,6 +8,7 @@ batched as loops and calls.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -58,7 +59,7 @@ def _batch_call_of(
     fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], in_axes: Any, out_axes: Any
 ) -> Any:
     leaves, treedef = tree.flatten((args, kwargs))
-    axes = tree.broadcast_prefix(_as_tuple(in_axes, len(args)), args, "in_axes") + [0] * len(tree.leaves(kwargs))
+    axes = _axes_of(_as_tuple(in_axes, len(args)), args, "in_axes") + [0] * len(tree.leaves(kwargs))
     values = structure.as_arrays(leaves)
     size = _batch_size(values, axes)
     batched: dict[int, Any] = {}
@@ -78,7 +79,7 @@ def _batch_call_of(
         outputs, structure_out = tree.flatten(result)
         outputs = structure.as_arrays(outputs)
     known = batch_nodes(nodes_between(outputs, parameters), batched, size)
-    axes_out = tree.broadcast_prefix(out_axes, result, "out_axes")
+    axes_out = _axes_of(out_axes, result, "out_axes")
     placed = [_place(out, known, axis, size) for out, axis in zip(outputs, axes_out, strict=True)]
     return tree.unflatten(structure_out, placed)
 
@@ -89,6 +90,17 @@ def _as_tuple(in_axes: Any, count: int) -> Any:
     if isinstance(in_axes, tuple) and len(in_axes) != count:
         raise TraceError(f"in_axes has {len(in_axes)} entries for {count} arguments{at_user_line()}")
     return in_axes if isinstance(in_axes, tuple) else (in_axes,) * count
+
+
+def _axes_of(prefix: Any, values: Any, what: str) -> list[int | None]:
+    """The axis of each leaf, an int or None."""
+    try:
+        axes = tree.broadcast_prefix(prefix, values, what)
+        return [None if axis is None else operator.index(axis) for axis in axes]
+    except TypeError:
+        raise TraceError(f"{what} needs ints and None, got {prefix!r}{at_user_line()}") from None
+    except ValueError as error:
+        raise TraceError(f"{error}{at_user_line()}") from None
 
 
 def _batch_size(values: Sequence[Any], axes: Sequence[Any]) -> int:
@@ -121,6 +133,8 @@ def _place(out: Any, known: dict[int, Any], axis: int | None, size: int) -> Any:
         value = b.broadcast(out, (size, *out.shape), tuple(range(1, len(out.shape) + 1)))
     elif axis is None:
         raise TraceError(f"out_axes is None for a result that depends on the batch: {aval_of(out)}{at_user_line()}")
+    if not -len(value.shape) <= axis < len(value.shape):
+        raise TraceError(f"out_axes is {axis} for a result of shape {list(value.shape)}{at_user_line()}")
     return move_axis(value, 0, axis)
 
 

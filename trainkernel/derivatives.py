@@ -6,6 +6,8 @@ Names and meanings are JAX's. Arguments and results are trees of arrays.
 from __future__ import annotations
 
 import functools
+import inspect
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -84,7 +86,10 @@ def _parameter(leaf: Any, trace: Any, position: int) -> Array:
 
 def positions_of(argnums: int | Sequence[int], count: int) -> tuple[int, ...]:
     """The arguments that ``argnums`` names, counted from the front."""
-    positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    try:
+        positions = tuple(operator.index(each) for each in ((argnums,) if isinstance(argnums, int) else argnums))
+    except TypeError:
+        raise TraceError(f"argnums needs ints, got {argnums!r}{at_user_line()}") from None
     for position in positions:
         if not -count <= position < count:
             raise TraceError(f"argnums names argument {position}, and {count} were given{at_user_line()}")
@@ -132,8 +137,8 @@ def value_and_grad(
 
 def _scalar_result(traced: _Traced) -> Any:
     if len(traced.outputs) != 1 or aval_of(traced.outputs[0]).shape != ():
-        shapes = [str(aval_of(out)) for out in traced.outputs]
-        raise TraceError(f"grad needs a function that returns one scalar, got {', '.join(shapes)}{at_user_line()}")
+        shapes = ", ".join(str(aval_of(out)) for out in traced.outputs) or "none"
+        raise TraceError(f"grad needs a function that returns one scalar, got {shapes}{at_user_line()}")
     value = traced.outputs[0]
     if not is_float(aval_of(value).dtype):
         raise TraceError(f"grad needs a floating result, got {aval_of(value)}{at_user_line()}")
@@ -196,11 +201,17 @@ def _cotangent(cotangent: Any, out: Any) -> Any:
 def jvp(fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
     """The value of ``fun`` at ``primals`` and its derivative along ``tangents``, trees of the same structure."""
 
+    for what, given in (("primals", primals), ("tangents", tangents)):
+        if not isinstance(given, (tuple, list)):
+            raise TraceError(f"the {what} of jvp are a tuple or a list, got {type(given).__name__}{at_user_line()}")
+    leaves, treedef = tree.flatten(tuple(tangents))
+    wanted = tree.flatten(tuple(primals))[1]
+    if treedef != wanted:
+        raise TraceError(f"the tangents have the structure {treedef}, the primals {wanted}{at_user_line()}")
+
     def run() -> tuple[Any, Any]:
         traced = _Traced(fun, tuple(primals), range(len(primals)), False)
-        given = [as_value(leaf) for leaf in tree.leaves(tuple(tangents))]
-        if len(given) != len(traced.parameters):
-            raise TraceError(f"{len(traced.parameters)} arrays need as many tangents, got {len(given)}{at_user_line()}")
+        given = [as_value(leaf) for leaf in leaves]
         along = [_cotangent(t, p) for t, p in zip(given, traced.parameters, strict=True)]
         tangents_out = push_forward(traced.outputs, traced.parameters, along)
         value = tree.unflatten(traced.structure, traced.outputs)
@@ -268,11 +279,21 @@ class custom_vjp:  # noqa: N801 - JAX's name for it
         self._forward: Callable[..., Any] | None = None
         self._backward: Callable[..., Any] | None = None
 
+    def _positional(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """All arguments by position, as the two functions of the derivative take them."""
+        bound = inspect.signature(self._fun).bind(*args, **kwargs)
+        bound.apply_defaults()
+        if bound.kwargs:
+            names = ", ".join(bound.kwargs)
+            raise TraceError(f"{self._fun.__name__}: a custom derivative has no keyword-only {names}{at_user_line()}")
+        return bound.args
+
     def defvjp(self, forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
         """Set the derivative."""
         self._forward, self._backward = forward, backward
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args = self._positional(args, kwargs) if kwargs else args
         forward, pull = self._forward, self._backward
         if forward is None or pull is None:
             raise TraceError(f"{self._fun.__name__} has no derivative yet: call its defvjp first{at_user_line()}")
@@ -283,13 +304,28 @@ class custom_vjp:  # noqa: N801 - JAX's name for it
 
             def pull_back(inputs: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
                 own = tree.unflatten(arguments, inputs[len(constants) :])
-                _, kept = forward(*own)
+                kept = _kept(forward(*own), treedef, cotangents)
                 results = pull(kept, tree.unflatten(treedef, cotangents))
                 return [None] * len(constants) + _flat_cotangents(results, own)
 
             return tree.unflatten(treedef, structure.call(body, [*constants, *values], {"pull_back": pull_back}))
 
         return structure.settle(run)
+
+
+def _kept(result: Any, treedef: Any, cotangents: Sequence[Any]) -> Any:
+    """What a custom forward keeps for its backward; its value is like the function's."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TraceError(f"a custom forward must return (value, kept), got {result!r}{at_user_line()}")
+    leaves, structure_of = tree.flatten(result[0])
+    got = [list(aval_of(as_value(leaf)).shape) for leaf in leaves]
+    wanted = [list(aval_of(cotangent).shape) for cotangent in cotangents]
+    if structure_of != treedef or got != wanted:
+        raise TraceError(
+            f"a custom forward returned a value of shapes {got} in {structure_of}, the function {wanted} in {treedef}"
+            f"{at_user_line()}"
+        )
+    return result[1]
 
 
 def _flat_cotangents(results: Any, arguments: Sequence[Any]) -> list[Any]:
@@ -307,5 +343,20 @@ def _flat_cotangents(results: Any, arguments: Sequence[Any]) -> list[Any]:
             raise TraceError(
                 f"a custom backward returned {len(given)} arrays where {len(wanted)} belong{at_user_line()}"
             )
-        flat += [None if value is None else as_value(value) for value in given]
+        flat += [_of_argument(value, like) for value, like in zip(given, wanted, strict=True)]
     return flat
+
+
+def _of_argument(cotangent: Any, argument: Any) -> Any:
+    """A cotangent in the shape and dtype of the argument that it belongs to; None for one that is not floating."""
+    aval = aval_of(argument)
+    value = None if cotangent is None or not is_float(aval.dtype) else as_value(cotangent)
+    if value is None:
+        return None
+    if is_scalar(value):
+        return b.full(aval.shape, value, aval.dtype)
+    if aval_of(value).shape != aval.shape:
+        raise TraceError(
+            f"a custom backward returned {aval_of(value)} for an argument {aval}: needs its shape{at_user_line()}"
+        )
+    return b.cast(value, aval.dtype)

@@ -27,6 +27,7 @@ from trainkernel.trace import (
     as_value,
     at_user_line,
     aval_of,
+    check_open,
     is_scalar,
     is_tracing,
     new_trace,
@@ -61,6 +62,8 @@ def jit(
     **options
         Those of ``trainkernel.compile``, but ``inplace_outputs``: donated arguments say that.
 
+    Arrays that the function closes over are constants, as they are when it is traced.
+
     Results are arrays of the framework of the arguments. On a GPU, NumPy arguments give
     ``DeviceArray``s, which ``numpy.asarray`` reads.
 
@@ -73,6 +76,8 @@ def jit(
         raise OptionError(
             f"jit finds the in-place results itself: use donate_argnums or donate_argnames{at_user_line()}"
         )
+    if fun is not None and not callable(fun):
+        raise TraceError(f"jit needs a function, got {type(fun).__name__}: {fun!r}{at_user_line()}")
     if fun is None:
         return functools.partial(
             jit,
@@ -167,6 +172,7 @@ def trace_step(fun: Callable[..., Any], arguments: Callable[[Sequence[Any]], Any
         outputs, treedef = tree.flatten(fun(*args, **kwargs))
         for out in outputs:
             _check_result(out)
+        check_open(outputs, "the result of the jitted function")
         assembly = Assembly()
         for leaf, array in zip(leaves, parameters, strict=True):
             _declare(assembly, leaf, array)
@@ -280,6 +286,9 @@ class Jitted:
         self._donated_names = set(donate_argnames) | set(_named(self._signature, donate_argnums, "donate_argnums"))
         self._static_names = set(static_argnames) | set(_named(self._signature, static_argnums, "static_argnums"))
         self._donate_argnums, self._static_argnums = set(donate_argnums), set(static_argnums)
+        both = sorted(self._donated_names & self._static_names)
+        if both:
+            raise TraceError(f"{', '.join(both)}: an argument is donated or static, not both{at_user_line()}")
         self._compiled: dict[Any, _Compiled] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -333,15 +342,6 @@ def _signature(fun: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
-def _check_names(signature: inspect.Signature | None, names: Iterable[str], what: str) -> None:
-    parameters = {} if signature is None else signature.parameters
-    if signature is None or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return
-    for name in names:
-        if name not in parameters:
-            raise TraceError(f"{what} names {name!r}; the function takes {', '.join(parameters)}{at_user_line()}")
-
-
 def _named(signature: inspect.Signature | None, positions: Iterable[int], what: str) -> Iterable[str]:
     names = [] if signature is None else list(signature.parameters.values())
     variadic = signature is None or any(p.kind is p.VAR_POSITIONAL for p in names)
@@ -350,6 +350,15 @@ def _named(signature: inspect.Signature | None, positions: Iterable[int], what: 
             raise TraceError(f"{what} names argument {position}; the function takes {len(names)}{at_user_line()}")
         if position < len(names):
             yield names[position].name
+
+
+def _check_names(signature: inspect.Signature | None, given: Iterable[str], what: str) -> None:
+    if signature is None or any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
+        return
+    for name in given:
+        if name not in signature.parameters:
+            known = ", ".join(signature.parameters) or "none"
+            raise TraceError(f"{what} names {name!r}; the function's arguments are {known}{at_user_line()}")
 
 
 class _Call:
@@ -374,7 +383,8 @@ class _Call:
         self._facts = tuple([_facts(leaf) for leaf in self.leaves])
         for _, value in self._static:
             _check_hashable(value)
-        self.key = (self._treedef, tuple(self._dynamic), self._facts, tuple(self._static))
+        static = tuple([(place, _exactly(value)) for place, value in self._static])
+        self.key = (self._treedef, tuple(self._dynamic), self._facts, static)
 
     def describe(self, value: Any) -> str:
         """The path of a leaf, for messages: ``params['w']``."""
@@ -413,8 +423,17 @@ def _check_hashable(value: Any) -> None:
         ) from None
 
 
+def _exactly(value: Any) -> Any:
+    """A static value as a key: 1, 1.0 and True are equal and not the same, and so are 0.0 and -0.0."""
+    if isinstance(value, (tuple, frozenset)):
+        kept = map(_exactly, value)
+        return type(value), tuple(kept) if isinstance(value, tuple) else frozenset(kept)
+    return type(value), repr(value) if isinstance(value, (float, np.floating)) else value
+
+
 def _as_leaf(value: Any, call: _Call) -> Any:
     """A leaf as kernels take it: an array or a Python number."""
+    check_open((value,), "an argument")
     if isinstance(value, (bool, np.generic)):
         return np.asarray(value)
     if is_scalar(value) or hasattr(value, "__dlpack__"):

@@ -10,7 +10,8 @@ import numpy as np
 from trainkernel import primitives as b
 from trainkernel import structure, tree
 from trainkernel.errors import TraceError
-from trainkernel.trace import Array, Aval, as_value, at_user_line, aval_of, is_scalar, new_trace, parameter
+from trainkernel.numpy.axes import as_int
+from trainkernel.trace import Array, Aval, alias, as_value, at_user_line, aval_of, is_scalar, new_trace, parameter
 
 
 def scan(
@@ -62,26 +63,29 @@ def _scan(f: Callable[..., Any], init: Any, xs: Any, length: Any, reverse: bool,
         x_values = structure.as_arrays(x_leaves)
         steps, room = _length(x_values, length)
         carry = _initial(f, carry_leaves, carry_def, x_values, x_def)
-    if isinstance(steps, int) and (unroll is True or (unroll is not False and unroll >= steps > 0)):
+    if isinstance(steps, int) and steps > 0 and _is_unrolled(unroll, steps):
         return _unrolled(f, tree.unflatten(carry_def, carry), x_values, x_def, steps, reverse)
     y_def: Any = None
 
     def step(values: Sequence[Any], slices: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         nonlocal y_def
         new, y = _results(f, tree.unflatten(carry_def, values), tree.unflatten(x_def, slices))
-        leaves, new_def = tree.flatten(new)
-        if new_def != carry_def:
-            raise TraceError(f"the carry changes its structure from {carry_def} to {new_def}{at_user_line()}")
+        leaves = _carry_leaves(carry_def, new)
         y_leaves, y_def = tree.flatten(y)
         if room is None and y_leaves:
             raise TraceError(
                 "a scan of dynamic length without xs has no room for stacked results: give a static length, or "
                 f"return None as the second result{at_user_line()}"
             )
-        return [as_value(leaf) for leaf in leaves], structure.as_arrays(y_leaves)
+        return leaves, structure.as_arrays(y_leaves)
 
     final, ys = structure.loop(step, carry, x_values, steps, room, reverse)
     return tree.unflatten(carry_def, final), tree.unflatten(y_def, ys)
+
+
+def _is_unrolled(unroll: int | bool, steps: int) -> bool:
+    count = as_int(unroll, "unroll")
+    return unroll is True or (unroll is not False and count >= steps)
 
 
 def _results(f: Callable[..., Any], carry: Any, x: Any) -> tuple[Any, Any]:
@@ -89,6 +93,14 @@ def _results(f: Callable[..., Any], carry: Any, x: Any) -> tuple[Any, Any]:
     if not isinstance(result, tuple) or len(result) != 2:
         raise TraceError(f"the function of a scan must return (carry, y), got {result!r}{at_user_line()}")
     return result
+
+
+def _carry_leaves(carry_def: tree.TreeDef, new: Any) -> list[Any]:
+    """The leaves of a step's carry, which has the structure of the one before."""
+    leaves, new_def = tree.flatten(new)
+    if new_def != carry_def:
+        raise TraceError(f"the carry changes its structure from {carry_def} to {new_def}{at_user_line()}")
+    return [as_value(leaf) for leaf in leaves]
 
 
 def _length(xs: Sequence[Any], length: Any) -> tuple[int | Array, int | None]:
@@ -106,8 +118,10 @@ def _length(xs: Sequence[Any], length: Any) -> tuple[int | Array, int | None]:
         if length.shape != () or length.aval.dtype != "int32":
             raise TraceError(f"a length is an int32 scalar, got {length.aval}{at_user_line()}")
         return length, room
-    steps = int(np.asarray(length))
-    if steps < 0 or (room is not None and steps != room):
+    steps = as_int(length, "the length of a scan")
+    if not 0 <= steps < 2**31:
+        raise TraceError(f"the length of a scan is from 0 to 2147483647, got {steps}{at_user_line()}")
+    if room is not None and steps != room:
         raise TraceError(f"length is {steps}, the xs of the scan have {room} slices{at_user_line()}")
     return steps, steps
 
@@ -134,11 +148,21 @@ def _initial(f: Any, leaves: Sequence[Any], carry_def: Any, xs: Sequence[Any], x
 def _unrolled(
     f: Callable[..., Any], carry: Any, xs: Sequence[Any], x_def: Any, steps: int, reverse: bool
 ) -> tuple[Any, Any]:
+    """The steps one after the other, on traced arrays as in a Loop."""
     results: list[Any] = [None] * steps
-    for position in reversed(range(steps)) if reverse else range(steps):
-        slices = [_row(value, position) for value in xs]
-        carry, results[position] = _results(f, carry, tree.unflatten(x_def, slices))
-    return carry, tree.map(lambda *rows: _stack(rows), *results)
+    with new_trace("scan-unrolled"):
+        values, carry_def = tree.flatten(carry)
+        for position in reversed(range(steps)) if reverse else range(steps):
+            slices = [_row(value, position) for value in xs]
+            traced = [value if isinstance(value, Array) else alias(value, None) for value in values]
+            new, results[position] = _results(f, tree.unflatten(carry_def, traced), tree.unflatten(x_def, slices))
+            after = _carry_leaves(carry_def, new)
+            values = [structure.fit(value, old) for value, old in zip(after, traced, strict=True)]
+        kinds = [tree.flatten(result)[1] for result in results]
+        if any(kind != kinds[0] for kind in kinds):
+            found = ", ".join(sorted({str(kind) for kind in kinds}))
+            raise TraceError(f"the steps of a scan return results of the structures {found}{at_user_line()}")
+        return tree.unflatten(carry_def, values), tree.map(lambda *rows: _stack(rows), *results)
 
 
 def _row(x: Any, position: int) -> Any:
@@ -161,8 +185,10 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_
         raise TraceError(f"fori_loop with a dynamic upper bound must start at 0, got {lower!r}{at_user_line()}")
     if isinstance(lower, Array):
         raise TraceError(f"fori_loop needs a static lower bound, got {lower.aval}{at_user_line()}")
-    first = int(np.asarray(lower))
-    length = upper if isinstance(upper, Array) else max(int(np.asarray(upper)) - first, 0)
+    first = as_int(lower, "the lower bound of fori_loop")
+    if not -(2**31) <= first < 2**31:
+        raise TraceError(f"the bounds of fori_loop are int32, got {first}{at_user_line()}")
+    length = upper if isinstance(upper, Array) else max(as_int(upper, "the upper bound of fori_loop") - first, 0)
 
     def step(carry: Any, _: Any) -> tuple[Any, None]:
         position, value = carry
@@ -188,10 +214,10 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
         If the two results differ in structure, shape or dtype.
     """
     value = as_value(pred)
+    if aval_of(value).shape != ():
+        raise TraceError(f"cond needs a scalar, got {aval_of(value)}{at_user_line()}")
     if not isinstance(value, Array):
         return true_fun(*operands) if bool(np.asarray(value)) else false_fun(*operands)
-    if value.shape != ():
-        raise TraceError(f"cond needs a scalar, got {value.aval}{at_user_line()}")
     first, first_def = tree.flatten(true_fun(*operands))
     second, second_def = tree.flatten(false_fun(*operands))
     if first_def != second_def:

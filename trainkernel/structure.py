@@ -69,7 +69,7 @@ def loop_with_saved(
         carry_in = [parameter(_strong(value), trace) for value in carry]
         slices = [parameter(Aval(value.shape[1:], aval_of(value).dtype), trace) for value in xs]
         carry_out, results = step(carry_in, slices)
-        carry_out = [_fit(new, old) for new, old in zip(carry_out, carry_in, strict=True)]
+        carry_out = [fit(new, old) for new, old in zip(carry_out, carry_in, strict=True)]
         outputs = [*carry_out, *(_array(result) for result in results)]
         body, constants = close(outputs, trace, [*carry_in, *slices])
     return list(make_loop(body, [*constants, *carry, *xs], len(carry), len(xs), length, room, reverse))
@@ -86,16 +86,16 @@ def _array(value: Any) -> Any:
     return b.cast(value, aval_of(value).dtype) if is_scalar(value) else value
 
 
-def _fit(new: Any, old: Array) -> Any:
+def fit(new: Any, old: Any) -> Any:
     """A step's carry in the shape and dtype of the carry before it."""
     from trainkernel import primitives as b
 
-    aval = aval_of(new)
-    if aval.shape != old.aval.shape or (aval.dtype != old.aval.dtype and not aval.weak):
+    aval, before = aval_of(new), aval_of(old)
+    if aval.shape != before.shape or (aval.dtype != before.dtype and not aval.weak):
         raise TraceError(
-            f"the carry changes from {old.aval} to {aval}: each step must keep its shape and dtype{at_user_line()}"
+            f"the carry changes from {before} to {aval}: each step must keep its shape and dtype{at_user_line()}"
         )
-    return b.cast(new, old.aval.dtype)
+    return b.cast(new, before.dtype)
 
 
 def make_loop(

@@ -212,12 +212,31 @@ class Array:
     def __index__(self) -> int:
         raise _no_value(self, "an index of it", "make the argument static, or index with arrays (x[i], take)")
 
+    def __format__(self, spec: str) -> str:
+        if spec:
+            raise _no_value(self, f"its text as {spec!r}", "return it from the function and format it there")
+        return repr(self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise _no_value(self, "a pickle of it", "return it from the function and pickle it there")
+
+    def __copy__(self) -> Array:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Array:
+        return self
+
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         raise _no_value(self, "a NumPy array of it", "use trainkernel.numpy instead of numpy here")
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         """NumPy's own functions and operators on traced arrays are those of trainkernel.numpy."""
         function = getattr(import_module("trainkernel.numpy"), ufunc.__name__, None)
+        if "out" in kwargs:
+            raise TraceError(
+                f"numpy.{ufunc.__name__} cannot write {self.aval} to an array, since it is traced: write y = y + x, "
+                f"not y += x, and no out={at_user_line()}"
+            )
         if method != "__call__" or kwargs or function is None:
             raise _no_value(self, f"numpy.{ufunc.__name__} of it", "use trainkernel.numpy instead of numpy here")
         return function(*inputs)
@@ -274,6 +293,9 @@ class Array:
             f"{self.aval} is traced and cannot be changed in place: use x = x.at[index].set(value){at_user_line()}"
         )
 
+    def __delitem__(self, index: Any) -> None:
+        raise TraceError(f"{self.aval} is traced and keeps its shape: join slices of it instead{at_user_line()}")
+
     def __iter__(self) -> Iterator[Any]:
         return (self[position] for position in range(len(self)))
 
@@ -292,6 +314,7 @@ class Array:
 
 
 def _no_value(array: Array, what: str, advice: str) -> TraceError:
+    check_open((array,), what)
     return TraceError(f"{array.aval} is traced: it has no value yet, so {what} cannot be had; {advice}{at_user_line()}")
 
 
@@ -433,10 +456,14 @@ def parameter(aval: Aval, trace: Trace) -> Array:
     return node.outputs[0]
 
 
-def alias(value: Any, trace: Trace) -> Array:
-    """The value as a parameter of ``trace``: what depends on it is what the trace has to walk."""
+def alias(value: Any, trace: Trace | None) -> Array:
+    """The value as a parameter of ``trace``: what depends on it is what the trace has to walk.
+
+    Without a trace it is a traced array and no parameter, so its operators are the package's.
+    """
     node = Node("alias", (value,), {}, user_location())
-    node.outputs = (Array(node, 0, aval_of(value), traces_of((value,)) | {trace}),)
+    traces = traces_of((value,))
+    node.outputs = (Array(node, 0, aval_of(value), traces if trace is None else traces | {trace}),)
     return node.outputs[0]
 
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import optree
 
 _NAMESPACE = "trainkernel"
+_registered: set[type] = set()
+_registration = threading.Lock()
 
 Tree = Any
 TreeDef = optree.PyTreeSpec
@@ -108,10 +111,12 @@ def broadcast_prefix(prefix: Tree, tree: Tree, what: str) -> list[Any]:
 def _register_dataclasses(values: Sequence[Any]) -> bool:
     """Register the classes of dataclass instances among leaves; whether there were any."""
     classes = {type(value) for value in values if dataclasses.is_dataclass(value) and not isinstance(value, type)}
-    for cls in classes:
-        names = tuple(field.name for field in dataclasses.fields(cls))
-        register: Any = optree.register_pytree_node
-        register(cls, _taking_apart(names), _rebuilding(cls, names), namespace=_NAMESPACE)
+    with _registration:
+        for cls in classes - _registered:  # another thread may have met it meanwhile
+            names = tuple(field.name for field in dataclasses.fields(cls))
+            register: Any = optree.register_pytree_node
+            register(cls, _taking_apart(names), _rebuilding(cls, names), namespace=_NAMESPACE)
+            _registered.add(cls)
     return bool(classes)
 
 

@@ -26,6 +26,18 @@ def as_int(value: Any, what: str) -> int:
         raise TraceError(f"{what} must be an int, got {value!r}{at_user_line()}") from None
 
 
+def refuse_out(out: Any) -> None:
+    """Refuse an array to write the result to.
+
+    Raises
+    ------
+    TraceError
+        If there is one.
+    """
+    if out is not None:
+        raise TraceError(f"out= is not supported, since no array is written in place: use the result{at_user_line()}")
+
+
 def one_axis(axis: Any, ndim: int, what: str) -> int:
     """An axis counted from the front."""
     number = as_int(axis, f"the axis of {what}")

@@ -9,6 +9,7 @@ from typing import Any
 
 from trainkernel import primitives as b
 from trainkernel.errors import TraceError
+from trainkernel.numpy.axes import refuse_out
 from trainkernel.numpy.diagonals import diagonal
 from trainkernel.numpy.products import contract, factors
 from trainkernel.trace import at_user_line, aval_of
@@ -39,6 +40,7 @@ def einsum(
     TraceError
         If the subscripts do not fit the operands.
     """
+    refuse_out(out)
     if not isinstance(subscripts, str):
         raise TraceError(f"einsum needs its subscripts as a string, got {subscripts!r}{at_user_line()}")
     values, dtype = factors(operands, preferred_element_type)

@@ -22,7 +22,7 @@ import numpy as np
 
 from trainkernel import primitives as b
 from trainkernel.errors import TraceError
-from trainkernel.numpy.axes import one_axis
+from trainkernel.numpy.axes import one_axis, refuse_out
 from trainkernel.promotion import is_float
 from trainkernel.trace import Array, Shape, as_value, at_user_line, aval_of
 
@@ -357,6 +357,7 @@ def take(
     Indices out of range are clamped (mode "clip", the default); with "wrap" they are taken modulo
     the size. JAX's default fills with NaN instead.
     """
+    refuse_out(out)
     x = b.as_array(a)
     if mode not in (None, "clip", "wrap", "promise_in_bounds"):
         raise TraceError(f"take: mode must be 'clip' or 'wrap', got {mode!r}{at_user_line()}")

@@ -16,7 +16,7 @@ from typing import Any
 
 from trainkernel import primitives as b
 from trainkernel.errors import TraceError
-from trainkernel.numpy.axes import as_int, one_axis, some_axes
+from trainkernel.numpy.axes import as_int, one_axis, refuse_out, some_axes
 from trainkernel.promotion import promote
 from trainkernel.trace import at_user_line, aval_of
 
@@ -281,6 +281,7 @@ def vecmat(x1: Value, x2: Value, /) -> Value:
 
 def outer(a: Value, b: Value, out: None = None) -> Value:
     """The products of all pairs of elements, as a matrix."""
+    refuse_out(out)
     (x, y), dtype = factors((a, b), None)
     return contract(_reshape(x, (prod(x.shape),)), "m", _reshape(y, (prod(y.shape),)), "n", "mn", dtype)
 

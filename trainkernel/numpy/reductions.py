@@ -9,7 +9,7 @@ from typing import Any
 from trainkernel import primitives as b
 from trainkernel.errors import TraceError
 from trainkernel.numpy import elementwise
-from trainkernel.numpy.axes import one_axis, some_axes
+from trainkernel.numpy.axes import one_axis, refuse_out, some_axes
 from trainkernel.promotion import inexact, is_float
 from trainkernel.trace import Shape, at_user_line, aval_of
 
@@ -78,6 +78,7 @@ def sum(
     where: Value | None = None,
 ) -> Value:
     """The sum along axes; bools count as int32. 16-bit floats are summed in float32 and rounded once."""
+    refuse_out(out)
     value = _chosen(_summable(a, dtype), where, 0)
     result = reduce_with(b.sum, value, axis, keepdims, "sum")
     return result if initial is None else b.binary(b.add, result, _initial(initial, result))
@@ -96,6 +97,7 @@ def prod(
 
     Its gradient is right to first order where elements are zero.
     """
+    refuse_out(out)
     value = _chosen(_summable(a, dtype), where, 1)
     result = reduce_with(b.prod, value, axis, keepdims, "prod")
     return result if initial is None else b.binary(b.mul, result, _initial(initial, result))
@@ -105,6 +107,7 @@ def mean(
     a: Value, axis: Axes = None, dtype: Any = None, out: None = None, keepdims: bool = False, *, where: Any = None
 ) -> Value:
     """The mean along axes; of integers as float32."""
+    refuse_out(out)
     value = _floating(a, dtype)
     if where is None:
         return reduce_with(b.mean, value, axis, keepdims, "mean")
@@ -127,6 +130,7 @@ def max(
     TraceError
         Of no elements, or with ``where``, without ``initial``.
     """
+    refuse_out(out)
     return _extremum(b.max, b.maximum, _chosen_extremum(a, where, initial, "max"), axis, keepdims, initial)
 
 
@@ -139,6 +143,7 @@ def min(
     where: Value | None = None,
 ) -> Value:
     """The minimum along axes; see ``max``."""
+    refuse_out(out)
     return _extremum(b.min, b.minimum, _chosen_extremum(a, where, initial, "min"), axis, keepdims, initial)
 
 
@@ -171,11 +176,13 @@ def _truth(x: Value) -> Value:
 
 def all(a: Value, axis: Axes = None, out: None = None, keepdims: bool = False) -> Value:
     """Whether all elements along axes are true."""
+    refuse_out(out)
     return _logical(b.min, a, axis, keepdims, "all", True)
 
 
 def any(a: Value, axis: Axes = None, out: None = None, keepdims: bool = False) -> Value:
     """Whether one of the elements along axes is true."""
+    refuse_out(out)
     return _logical(b.max, a, axis, keepdims, "any", False)
 
 
@@ -197,11 +204,13 @@ def count_nonzero(a: Value, axis: Axes = None, keepdims: bool = False) -> Value:
 
 def argmax(a: Value, axis: int | None = None, out: None = None, keepdims: bool | None = None) -> Value:
     """The int32 index of the first maximum along an axis, of all elements without one; the first NaN wins."""
+    refuse_out(out)
     return _place(b.max, a, axis, bool(keepdims), "argmax")
 
 
 def argmin(a: Value, axis: int | None = None, out: None = None, keepdims: bool | None = None) -> Value:
     """The int32 index of the first minimum along an axis, of all elements without one; the first NaN wins."""
+    refuse_out(out)
     return _place(b.min, a, axis, bool(keepdims), "argmin")
 
 
@@ -238,6 +247,7 @@ def var(
     correction: float | None = None,
 ) -> Value:
     """The mean squared distance from the mean, divided by ``n - ddof``; accurate where the mean is large."""
+    refuse_out(out)
     value = _floating(a, dtype)
     axes = some_axes(axis, len(value.shape), "var")
     count = product(value.shape[each] for each in axes)
@@ -259,11 +269,13 @@ def std(
     correction: float | None = None,
 ) -> Value:
     """The square root of ``var``."""
+    refuse_out(out)
     return elementwise.sqrt(var(a, axis, dtype, None, ddof, keepdims, correction=correction))
 
 
 def ptp(a: Value, axis: Axes = None, out: None = None, keepdims: bool = False) -> Value:
     """The distance from the minimum to the maximum along axes."""
+    refuse_out(out)
     return b.sub(max(a, axis, keepdims=keepdims), min(a, axis, keepdims=keepdims))
 
 
@@ -307,11 +319,13 @@ def _without(x: Value, neutral: float) -> Value:
 
 def nansum(a: Value, axis: Axes = None, dtype: Any = None, out: None = None, keepdims: bool = False) -> Value:
     """The sum of the elements that are not NaN."""
+    refuse_out(out)
     return sum(_without(a, 0), axis, dtype, keepdims=keepdims)
 
 
 def nanmean(a: Value, axis: Axes = None, dtype: Any = None, out: None = None, keepdims: bool = False) -> Value:
     """The mean of the elements that are not NaN."""
+    refuse_out(out)
     value = b.as_array(a)
     if not is_float(aval_of(value).dtype):
         return mean(value, axis, dtype, keepdims=keepdims)
@@ -322,11 +336,13 @@ def nanmean(a: Value, axis: Axes = None, dtype: Any = None, out: None = None, ke
 
 def nanmax(a: Value, axis: Axes = None, out: None = None, keepdims: bool = False) -> Value:
     """The maximum of the elements that are not NaN; NaN where all are."""
+    refuse_out(out)
     return _without_nan(max, -float("inf"), a, axis, keepdims)
 
 
 def nanmin(a: Value, axis: Axes = None, out: None = None, keepdims: bool = False) -> Value:
     """The minimum of the elements that are not NaN; NaN where all are."""
+    refuse_out(out)
     return _without_nan(min, float("inf"), a, axis, keepdims)
 
 
@@ -344,12 +360,14 @@ def _without_nan(function: Callable[..., Value], neutral: float, a: Value, axis:
 
 def cumsum(a: Value, axis: int | None = None, dtype: Any = None, out: None = None) -> Value:
     """Running sums along an axis, of all elements without one; bools count as int32."""
+    refuse_out(out)
     x, along = _running(a, axis, dtype, "cumsum")
     return b.cumsum(x, dim=along)
 
 
 def cumprod(a: Value, axis: int | None = None, dtype: Any = None, out: None = None) -> Value:
     """Running products along an axis, in ``log2(n)`` steps that each multiply by elements further back."""
+    refuse_out(out)
     x, along = _running(a, axis, dtype, "cumprod")
     return running(b.mul, 1, x, along)
 

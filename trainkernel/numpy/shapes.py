@@ -10,7 +10,7 @@ import numpy as np
 
 from trainkernel import primitives as b
 from trainkernel.errors import TraceError
-from trainkernel.numpy.axes import as_int, as_shape, one_axis, some_axes
+from trainkernel.numpy.axes import as_int, as_shape, one_axis, refuse_out, some_axes
 from trainkernel.ops.indexed import MAX_CONCATENATED
 from trainkernel.promotion import promote
 from trainkernel.trace import at_user_line, aval_of
@@ -263,6 +263,7 @@ def _together(arrays: Any, what: str, dtype: Any = None) -> list[Value]:
 
 def stack(arrays: Any, axis: int = 0, out: None = None, dtype: Any = None) -> Value:
     """Arrays of one shape along a new axis."""
+    refuse_out(out)
     parts = _together(arrays, "stack", dtype)
     for x in parts:
         if tuple(x.shape) != tuple(parts[0].shape):
