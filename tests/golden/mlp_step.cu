@@ -193,25 +193,28 @@ __device__ __forceinline__ bool tk_grid_barrier(TkBarrier& barrier, int stage) {
 // Reductions of count elements load(k) in an order fixed by the number of threads alone.
 //
 // A thread takes every L-th element of its row (L lanes share the row) and adds them up in order;
-// the lanes' results are merged in a fixed tree. L is 1, 32 or the block.
+// the lanes' results are merged in a fixed tree. L is 1, 32 or the block. An Op has the type of its
+// values, the identity, and merges two values.
 
 struct TkSum {
+  typedef float Value;
   static __device__ __forceinline__ float identity() { return 0.0f; }
   static __device__ __forceinline__ float merge(float a, float b) { return __fadd_rn(a, b); }
 };
 
 struct TkMax {
+  typedef float Value;
   static __device__ __forceinline__ float identity() { return __uint_as_float(0xff800000u); }
   static __device__ __forceinline__ float merge(float a, float b) { return tk_maximum(a, b); }
 };
 
 // Elements first, first + LANES, ... below end, in order; four loads in flight.
 template <class Op, int LANES, class Load>
-__device__ __forceinline__ float tk_reduce_lane(tk_index first, tk_index end, Load load) {
-  float total = Op::identity();
+__device__ __forceinline__ typename Op::Value tk_reduce_lane(tk_index first, tk_index end, Load load) {
+  typename Op::Value total = Op::identity();
 #pragma unroll 1
   for (tk_index k = first; k < end; k += 4 * LANES) {
-    float values[4];
+    typename Op::Value values[4];
 #pragma unroll
     for (int u = 0; u < 4; ++u) values[u] = k + u * LANES < end ? load(k + u * LANES) : Op::identity();
 #pragma unroll
@@ -221,7 +224,7 @@ __device__ __forceinline__ float tk_reduce_lane(tk_index first, tk_index end, Lo
 }
 
 template <class Op>
-__device__ __forceinline__ float tk_merge_warp(float value) {
+__device__ __forceinline__ typename Op::Value tk_merge_warp(typename Op::Value value) {
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2)
     value = Op::merge(value, __shfl_xor_sync(0xffffffffu, value, distance));
@@ -230,14 +233,14 @@ __device__ __forceinline__ float tk_merge_warp(float value) {
 
 // One warp per row; every lane gets the result.
 template <class Op, class Load>
-__device__ __forceinline__ float tk_reduce_warp(tk_index begin, tk_index end, Load load) {
+__device__ __forceinline__ typename Op::Value tk_reduce_warp(tk_index begin, tk_index end, Load load) {
   return tk_merge_warp<Op>(tk_reduce_lane<Op, 32>(begin + threadIdx.x % 32, end, load));
 }
 
 // One block per row; thread 0 gets the result, with EVERYONE all threads do.
 template <class Op, int THREADS, bool EVERYONE, class Load>
-__device__ __forceinline__ float tk_reduce_block(tk_index begin, tk_index end, float* shared, Load load) {
-  float value = tk_merge_warp<Op>(tk_reduce_lane<Op, THREADS>(begin + threadIdx.x, end, load));
+__device__ __forceinline__ typename Op::Value tk_reduce_block(tk_index begin, tk_index end, typename Op::Value* shared, Load load) {
+  typename Op::Value value = tk_merge_warp<Op>(tk_reduce_lane<Op, THREADS>(begin + threadIdx.x, end, load));
   __syncthreads();  // shared is free: the piece before may still read it
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
   __syncthreads();
@@ -252,9 +255,9 @@ __device__ __forceinline__ float tk_reduce_block(tk_index begin, tk_index end, f
 // 32 neighbouring rows per block, one per lane; the warps share a row's elements. The first warp
 // gets the results, with EVERYONE all warps do.
 template <class Op, int THREADS, bool EVERYONE, class Load>
-__device__ __forceinline__ float tk_reduce_columns(bool inside, tk_index begin, tk_index end, float* shared, Load load) {
+__device__ __forceinline__ typename Op::Value tk_reduce_columns(bool inside, tk_index begin, tk_index end, typename Op::Value* shared, Load load) {
   constexpr int WARPS = THREADS / 32;
-  float value = inside ? tk_reduce_lane<Op, WARPS>(begin + threadIdx.x / 32, end, load) : Op::identity();
+  typename Op::Value value = inside ? tk_reduce_lane<Op, WARPS>(begin + threadIdx.x / 32, end, load) : Op::identity();
   __syncthreads();  // shared is free: the piece before may still read it
   shared[threadIdx.x] = value;
   __syncthreads();
@@ -268,11 +271,11 @@ __device__ __forceinline__ float tk_reduce_columns(bool inside, tk_index begin, 
 
 // COUNT partial results load(s), merged in order.
 template <class Op, int COUNT, class Load>
-__device__ __forceinline__ float tk_combine(Load load) {
-  float values[COUNT];
+__device__ __forceinline__ typename Op::Value tk_combine(Load load) {
+  typename Op::Value values[COUNT];
 #pragma unroll
   for (int s = 0; s < COUNT; ++s) values[s] = load(s);
-  float total = values[0];
+  typename Op::Value total = values[0];
 #pragma unroll
   for (int s = 1; s < COUNT; ++s) total = Op::merge(total, values[s]);
   return total;
@@ -354,13 +357,14 @@ __device__ __forceinline__ void tk_place(int run, int& o, int& k) {
 }
 
 // The epilogue: every sum of the tile that lies inside the result, neighbours along n by neighbours.
-// All values of a batch are computed before any is written, so that their loads overlap.
-template <int TILE_M, int TILE_N, int THREADS, int STRIDE, int BATCH, int RESULTS, class Compute, class Write>
+// All values of a batch are computed before any is written, so that their loads overlap. Results holds
+// what one element stores.
+template <int TILE_M, int TILE_N, int THREADS, int STRIDE, int BATCH, class Results, class Compute, class Write>
 __device__ __forceinline__ void tk_tile_store(tk_index m0, tk_index n0, tk_index m_end, tk_index n_end, const float* sums,
                                               Compute compute, Write write) {
 #pragma unroll 1
   for (int first = (int)threadIdx.x; first < TILE_M * TILE_N; first += BATCH * THREADS) {
-    float results[BATCH][RESULTS];
+    Results results[BATCH];
 #pragma unroll
     for (int u = 0; u < BATCH; ++u) {
       int e = first + u * THREADS;
@@ -585,7 +589,7 @@ __device__ __forceinline__ void task_0_slope(const TkParams& p, int piece, unsig
     w_h[m * 33 + n] = results[0];
     w_slope[m * 33 + n] = results[1];
   };
-  tk_tile_store<16, 32, 256, 36, 2, 2>(m0, n0, 40, 33, sums, compute, write);
+  tk_tile_store<16, 32, 256, 36, 2, float[2]>(m0, n0, 40, 33, sums, compute, write);
 }
 
 // Task 1, stage 1: product grad: stores squares, grad; epilogue difference, squares, grad; inlines difference; 2 pieces; tile 40x2x33 tile 32x8x64
@@ -617,7 +621,7 @@ __device__ __forceinline__ void task_1_grad(const TkParams& p, int piece, unsign
     w_squares[m * 2 + n] = results[0];
     w_grad[m * 2 + n] = results[1];
   };
-  tk_tile_store<32, 8, 256, 12, 1, 2>(m0, n0, 40, 2, sums, compute, write);
+  tk_tile_store<32, 8, 256, 12, 1, float[2]>(m0, n0, 40, 2, sums, compute, write);
 }
 
 // Task 2, stage 2: reduction loss: stores loss; 1 pieces; block per row, 1 rows of 80
@@ -707,7 +711,7 @@ __device__ __forceinline__ void task_5_w0_next(const TkParams& p, int piece, uns
   auto write = [&](tk_index m, tk_index n, const float (&results)[1]) {
     w_w0_next[m * 33 + n] = results[0];
   };
-  tk_tile_store<16, 32, 256, 36, 2, 1>(m0, n0, 20, 33, sums, compute, write);
+  tk_tile_store<16, 32, 256, 36, 2, float[1]>(m0, n0, 20, 33, sums, compute, write);
 }
 
 // Task 6, stage 3: reduction b0_next: stores b0_next; epilogue mul_1, b0_next; inlines mul_1; 2 pieces; columns per row, 33 rows of 40
@@ -756,7 +760,7 @@ __device__ __forceinline__ void task_7_w1_next(const TkParams& p, int piece, uns
   auto write = [&](tk_index m, tk_index n, const float (&results)[1]) {
     w_w1_next[m * 2 + n] = results[0];
   };
-  tk_tile_store<32, 8, 256, 12, 1, 1>(m0, n0, 33, 2, sums, compute, write);
+  tk_tile_store<32, 8, 256, 12, 1, float[1]>(m0, n0, 33, 2, sums, compute, write);
 }
 
 #ifndef TRAINKERNEL_ENTRY

@@ -314,19 +314,18 @@ class _TaskEmitter:
         self, kind: str, domain: str, plan: ReductionPlan, begin: str, end: str, load: str, *, everyone: bool
     ) -> str:
         op = reduce_type(kind, domain, self.scope.templates)
-        prefix, c_type = "tk_reduce" if domain == "float32" else "tk_typed_reduce", C_TYPES[domain]
-        itemsize_bytes = DTYPES[domain].itemsize_bytes
+        c_type, itemsize_bytes = C_TYPES[domain], DTYPES[domain].itemsize_bytes
         flag = "true" if everyone else "false"
         if plan.path == "thread":
-            return f"{prefix}_lane<{op}, 1>({begin}, {end}, {load})"
+            return f"tk_reduce_lane<{op}, 1>({begin}, {end}, {load})"
         if plan.path == "warp":
-            return f"{prefix}_warp<{op}>({begin}, {end}, {load})"
+            return f"tk_reduce_warp<{op}>({begin}, {end}, {load})"
         if plan.path == "block":
             self.shared_bytes = max(self.shared_bytes, self.threads // 32 * itemsize_bytes)
-            return f"{prefix}_block<{op}, {self.threads}, {flag}>({begin}, {end}, ({c_type}*)shared, {load})"
+            return f"tk_reduce_block<{op}, {self.threads}, {flag}>({begin}, {end}, ({c_type}*)shared, {load})"
         self.shared_bytes = max(self.shared_bytes, self.threads * itemsize_bytes)
         inside = f"r < {plan.rows}"
-        return f"{prefix}_columns<{op}, {self.threads}, {flag}>({inside}, {begin}, {end}, ({c_type}*)shared, {load})"
+        return f"tk_reduce_columns<{op}, {self.threads}, {flag}>({inside}, {begin}, {end}, ({c_type}*)shared, {load})"
 
     # ------------------------------------------------------------------ scans
 
@@ -481,9 +480,8 @@ class _TaskEmitter:
         types = [self._register_type(name) for name in stores]
         if set(types) == {"float"}:
             places = [f"results[{place}]" for place in range(len(stores))]
-            lines, results, reference = [], str(len(stores)), f"float (&results)[{len(stores)}]"
+            lines, results, reference = [], f"float[{len(stores)}]", f"float (&results)[{len(stores)}]"
         else:
-            self.templates.add("typed_product")
             places = [f"results.r_{place}" for place in range(len(stores))]
             fields = " ".join(f"{c_type} r_{place};" for place, c_type in enumerate(types))
             lines, results, reference = [f"struct Results {{ {fields} }};"], "Results", "Results& results"

@@ -248,8 +248,7 @@ class ValueScope:
         index = operand_index(partials, (variable("s", count), *coordinates))
         kind = reduce_type(operation.attrs["reduce"], domain, self._task.templates)
         body = self._task.read(partials.buffer, index)
-        combine = "tk_combine" if domain == "float32" else "tk_typed_combine"
-        total = f"{combine}<{kind}, {count}>([&](int s) {{ return {body}; }})"
+        total = f"tk_combine<{kind}, {count}>([&](int s) {{ return {body}; }})"
         return self.scaled(total, operation, bias, coordinates)
 
     def scaled(self, total: str, operation: Operation, bias: Sequence[Operand], coordinates: Sequence[Index]) -> str:

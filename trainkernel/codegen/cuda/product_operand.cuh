@@ -26,13 +26,14 @@ __device__ __forceinline__ void tk_place(int run, int& o, int& k) {
 }
 
 // The epilogue: every sum of the tile that lies inside the result, neighbours along n by neighbours.
-// All values of a batch are computed before any is written, so that their loads overlap.
-template <int TILE_M, int TILE_N, int THREADS, int STRIDE, int BATCH, int RESULTS, class Compute, class Write>
+// All values of a batch are computed before any is written, so that their loads overlap. Results holds
+// what one element stores.
+template <int TILE_M, int TILE_N, int THREADS, int STRIDE, int BATCH, class Results, class Compute, class Write>
 __device__ __forceinline__ void tk_tile_store(tk_index m0, tk_index n0, tk_index m_end, tk_index n_end, const float* sums,
                                               Compute compute, Write write) {
 #pragma unroll 1
   for (int first = (int)threadIdx.x; first < TILE_M * TILE_N; first += BATCH * THREADS) {
-    float results[BATCH][RESULTS];
+    Results results[BATCH];
 #pragma unroll
     for (int u = 0; u < BATCH; ++u) {
       int e = first + u * THREADS;

@@ -1,25 +1,28 @@
 // Reductions of count elements load(k) in an order fixed by the number of threads alone.
 //
 // A thread takes every L-th element of its row (L lanes share the row) and adds them up in order;
-// the lanes' results are merged in a fixed tree. L is 1, 32 or the block.
+// the lanes' results are merged in a fixed tree. L is 1, 32 or the block. An Op has the type of its
+// values, the identity, and merges two values.
 
 struct TkSum {
+  typedef float Value;
   static __device__ __forceinline__ float identity() { return 0.0f; }
   static __device__ __forceinline__ float merge(float a, float b) { return __fadd_rn(a, b); }
 };
 
 struct TkMax {
+  typedef float Value;
   static __device__ __forceinline__ float identity() { return __uint_as_float(0xff800000u); }
   static __device__ __forceinline__ float merge(float a, float b) { return tk_maximum(a, b); }
 };
 
 // Elements first, first + LANES, ... below end, in order; four loads in flight.
 template <class Op, int LANES, class Load>
-__device__ __forceinline__ float tk_reduce_lane(tk_index first, tk_index end, Load load) {
-  float total = Op::identity();
+__device__ __forceinline__ typename Op::Value tk_reduce_lane(tk_index first, tk_index end, Load load) {
+  typename Op::Value total = Op::identity();
 #pragma unroll 1
   for (tk_index k = first; k < end; k += 4 * LANES) {
-    float values[4];
+    typename Op::Value values[4];
 #pragma unroll
     for (int u = 0; u < 4; ++u) values[u] = k + u * LANES < end ? load(k + u * LANES) : Op::identity();
 #pragma unroll
@@ -29,7 +32,7 @@ __device__ __forceinline__ float tk_reduce_lane(tk_index first, tk_index end, Lo
 }
 
 template <class Op>
-__device__ __forceinline__ float tk_merge_warp(float value) {
+__device__ __forceinline__ typename Op::Value tk_merge_warp(typename Op::Value value) {
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2)
     value = Op::merge(value, __shfl_xor_sync(0xffffffffu, value, distance));
@@ -38,14 +41,14 @@ __device__ __forceinline__ float tk_merge_warp(float value) {
 
 // One warp per row; every lane gets the result.
 template <class Op, class Load>
-__device__ __forceinline__ float tk_reduce_warp(tk_index begin, tk_index end, Load load) {
+__device__ __forceinline__ typename Op::Value tk_reduce_warp(tk_index begin, tk_index end, Load load) {
   return tk_merge_warp<Op>(tk_reduce_lane<Op, 32>(begin + threadIdx.x % 32, end, load));
 }
 
 // One block per row; thread 0 gets the result, with EVERYONE all threads do.
 template <class Op, int THREADS, bool EVERYONE, class Load>
-__device__ __forceinline__ float tk_reduce_block(tk_index begin, tk_index end, float* shared, Load load) {
-  float value = tk_merge_warp<Op>(tk_reduce_lane<Op, THREADS>(begin + threadIdx.x, end, load));
+__device__ __forceinline__ typename Op::Value tk_reduce_block(tk_index begin, tk_index end, typename Op::Value* shared, Load load) {
+  typename Op::Value value = tk_merge_warp<Op>(tk_reduce_lane<Op, THREADS>(begin + threadIdx.x, end, load));
   __syncthreads();  // shared is free: the piece before may still read it
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
   __syncthreads();
@@ -60,9 +63,9 @@ __device__ __forceinline__ float tk_reduce_block(tk_index begin, tk_index end, f
 // 32 neighbouring rows per block, one per lane; the warps share a row's elements. The first warp
 // gets the results, with EVERYONE all warps do.
 template <class Op, int THREADS, bool EVERYONE, class Load>
-__device__ __forceinline__ float tk_reduce_columns(bool inside, tk_index begin, tk_index end, float* shared, Load load) {
+__device__ __forceinline__ typename Op::Value tk_reduce_columns(bool inside, tk_index begin, tk_index end, typename Op::Value* shared, Load load) {
   constexpr int WARPS = THREADS / 32;
-  float value = inside ? tk_reduce_lane<Op, WARPS>(begin + threadIdx.x / 32, end, load) : Op::identity();
+  typename Op::Value value = inside ? tk_reduce_lane<Op, WARPS>(begin + threadIdx.x / 32, end, load) : Op::identity();
   __syncthreads();  // shared is free: the piece before may still read it
   shared[threadIdx.x] = value;
   __syncthreads();
@@ -76,11 +79,11 @@ __device__ __forceinline__ float tk_reduce_columns(bool inside, tk_index begin, 
 
 // COUNT partial results load(s), merged in order.
 template <class Op, int COUNT, class Load>
-__device__ __forceinline__ float tk_combine(Load load) {
-  float values[COUNT];
+__device__ __forceinline__ typename Op::Value tk_combine(Load load) {
+  typename Op::Value values[COUNT];
 #pragma unroll
   for (int s = 0; s < COUNT; ++s) values[s] = load(s);
-  float total = values[0];
+  typename Op::Value total = values[0];
 #pragma unroll
   for (int s = 1; s < COUNT; ++s) total = Op::merge(total, values[s]);
   return total;

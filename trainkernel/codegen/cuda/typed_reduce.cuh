@@ -1,4 +1,4 @@
-// Reductions in float64 and the integers: the same order and threads as in float32 (reduce.cuh).
+// Ways to merge two values of a reduction in float64 and the integers.
 
 template <class T>
 struct TkLimits;
@@ -47,76 +47,3 @@ struct TkTypedMin {
   static __device__ __forceinline__ T identity() { return TkLimits<T>::greatest(); }
   static __device__ __forceinline__ T merge(T a, T b) { return tk_minimum(a, b); }
 };
-
-// Elements first, first + LANES, ... below end, in order; four loads in flight.
-template <class Op, int LANES, class Load>
-__device__ __forceinline__ typename Op::Value tk_typed_reduce_lane(tk_index first, tk_index end, Load load) {
-  typename Op::Value total = Op::identity();
-#pragma unroll 1
-  for (tk_index k = first; k < end; k += 4 * LANES) {
-    typename Op::Value values[4];
-#pragma unroll
-    for (int u = 0; u < 4; ++u) values[u] = k + u * LANES < end ? load(k + u * LANES) : Op::identity();
-#pragma unroll
-    for (int u = 0; u < 4; ++u) total = Op::merge(total, values[u]);
-  }
-  return total;
-}
-
-template <class Op>
-__device__ __forceinline__ typename Op::Value tk_typed_merge_warp(typename Op::Value value) {
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2)
-    value = Op::merge(value, __shfl_xor_sync(0xffffffffu, value, distance));
-  return value;
-}
-
-// One warp per row; every lane gets the result.
-template <class Op, class Load>
-__device__ __forceinline__ typename Op::Value tk_typed_reduce_warp(tk_index begin, tk_index end, Load load) {
-  return tk_typed_merge_warp<Op>(tk_typed_reduce_lane<Op, 32>(begin + threadIdx.x % 32, end, load));
-}
-
-// One block per row; thread 0 gets the result, with EVERYONE all threads do.
-template <class Op, int THREADS, bool EVERYONE, class Load>
-__device__ __forceinline__ typename Op::Value tk_typed_reduce_block(tk_index begin, tk_index end, typename Op::Value* shared, Load load) {
-  typename Op::Value value = tk_typed_merge_warp<Op>(tk_typed_reduce_lane<Op, THREADS>(begin + threadIdx.x, end, load));
-  __syncthreads();  // shared is free: the piece before may still read it
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
-  __syncthreads();
-  if (EVERYONE || threadIdx.x == 0) {
-    value = shared[0];
-#pragma unroll
-    for (int warp = 1; warp < THREADS / 32; ++warp) value = Op::merge(value, shared[warp]);
-  }
-  return value;
-}
-
-// 32 neighbouring rows per block, one per lane; the warps share a row's elements. The first warp
-// gets the results, with EVERYONE all warps do.
-template <class Op, int THREADS, bool EVERYONE, class Load>
-__device__ __forceinline__ typename Op::Value tk_typed_reduce_columns(bool inside, tk_index begin, tk_index end, typename Op::Value* shared, Load load) {
-  constexpr int WARPS = THREADS / 32;
-  typename Op::Value value = inside ? tk_typed_reduce_lane<Op, WARPS>(begin + threadIdx.x / 32, end, load) : Op::identity();
-  __syncthreads();  // shared is free: the piece before may still read it
-  shared[threadIdx.x] = value;
-  __syncthreads();
-  if (EVERYONE || threadIdx.x < 32) {
-    value = shared[threadIdx.x % 32];
-#pragma unroll
-    for (int warp = 1; warp < WARPS; ++warp) value = Op::merge(value, shared[warp * 32 + threadIdx.x % 32]);
-  }
-  return value;
-}
-
-// COUNT partial results load(s), merged in order.
-template <class Op, int COUNT, class Load>
-__device__ __forceinline__ typename Op::Value tk_typed_combine(Load load) {
-  typename Op::Value values[COUNT];
-#pragma unroll
-  for (int s = 0; s < COUNT; ++s) values[s] = load(s);
-  typename Op::Value total = values[0];
-#pragma unroll
-  for (int s = 1; s < COUNT; ++s) total = Op::merge(total, values[s]);
-  return total;
-}
