@@ -398,14 +398,9 @@ class Assembly:
         """A body's nodes in place of its call; each call has values of its own."""
         body = node.attrs["body"]
         needed = [position for position, out in enumerate(node.outputs) if id(out) in live.arrays]
-        inner = replace_values(
-            self,
-            {
-                id(p): self.value(operand)
-                for p, operand in zip(body.parameters, node.inputs, strict=True)
-                if self.knows(operand)
-            },
-        )
+        pairs = zip(body.parameters, node.inputs, strict=True)
+        known = {id(p): self.value(operand) for p, operand in pairs if self.knows(operand)}
+        inner = replace(self, values=known)  # it appends to the same Program
         inner.nodes([body.outputs[position] for position in needed])
         for position in needed:
             self.values[id(node.outputs[position])] = inner.value(body.outputs[position])
@@ -423,7 +418,7 @@ class Assembly:
         operands: list[TensorSpec] = []
         for position in live.constants:
             self._loop_constant(inner, operands, body.parameters[position], constants[position])
-        length_name = self._loop_length(inner, operands, length, node)
+        length_name = self._loop_length(length, node)
         num_constants = len(operands)
         carries = [(body.parameters[first_carry + p], carry[p]) for p in live.carries]
         for parameter, operand in carries:
@@ -480,7 +475,7 @@ class Assembly:
         """Whether a tensor is a view of a scalar that is passed by value."""
         return any(isinstance(i, ScalarSpec) and i.buffer == spec.buffer for i in self.inputs)
 
-    def _loop_length(self, inner: Assembly, operands: list[TensorSpec], length: int | Array, node: Node) -> int | str:
+    def _loop_length(self, length: int | Array, node: Node) -> int | str:
         if isinstance(length, int):
             return length
         spec = self.value(length)
@@ -510,11 +505,6 @@ class Assembly:
     def program(self, outputs: Sequence[TensorSpec]) -> Program:
         """The Program so far; captured constants are its last inputs."""
         return Program((*self.inputs, *self._captured_specs.values()), tuple(self.items), tuple(outputs))
-
-
-def replace_values(assembly: Assembly, values: dict[int, Value]) -> Assembly:
-    """An assembly that appends to the same Program, with other values."""
-    return replace(assembly, values=values)
 
 
 def _is_one_number(array: np.ndarray[Any, Any]) -> bool:

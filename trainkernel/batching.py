@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from trainkernel import primitives as b
@@ -141,11 +142,20 @@ def _place(out: Any, known: dict[int, Any], axis: int | None, size: int) -> Any:
 # ---------------------------------------------------------------------------- nodes
 
 
-def batch_nodes(nodes: Sequence[Node], known: dict[int, Any], size: int) -> dict[int, Any]:
-    """Trace nodes again on batched values; ``known`` maps ids of arrays to values with the batch in front."""
+_NONE: Mapping[int, Any] = MappingProxyType({})
+
+
+def batch_nodes(
+    nodes: Sequence[Node], known: dict[int, Any], size: int, shared: Mapping[int, Any] = _NONE
+) -> dict[int, Any]:
+    """Trace nodes again on batched values.
+
+    ``known`` maps ids of arrays to values with the batch in front, ``shared`` to values that all
+    examples share; an array in neither stands for itself.
+    """
     for node in nodes:
         batched = [id(operand) in known for operand in node.inputs]
-        inputs = [known.get(id(operand), operand) for operand in node.inputs]
+        inputs = [known.get(id(operand), shared.get(id(operand), operand)) for operand in node.inputs]
         results = _batch_node(node, inputs, batched, size)
         known.update((id(out), result) for out, result in zip(node.outputs, results, strict=True))
     return known
@@ -193,13 +203,7 @@ def _batch_body(
     inside = set(depends)
     rest = [node for node in nodes_between(body.outputs, body.parameters) if node not in inside]
     replay(rest, unbatched)
-    known = {id(p): value for p, value, is_batched in pairs if is_batched}
-    for node in depends:
-        inputs = [known.get(id(x), unbatched.get(id(x), x)) for x in node.inputs]
-        flags = [id(x) in known for x in node.inputs]
-        known.update(
-            (id(out), result) for out, result in zip(node.outputs, _batch_node(node, inputs, flags, size), strict=True)
-        )
+    known = batch_nodes(depends, {id(p): value for p, value, is_batched in pairs if is_batched}, size, unbatched)
     outputs = [known.get(id(out), unbatched.get(id(out), out)) for out in body.outputs]
     return outputs, [id(out) in known for out in body.outputs]
 

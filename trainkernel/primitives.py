@@ -18,7 +18,6 @@ from trainkernel.errors import TraceError
 from trainkernel.ops import OPS
 from trainkernel.promotion import inexact, is_float, promote
 from trainkernel.trace import (
-    Array,
     Aval,
     Shape,
     as_value,
@@ -325,11 +324,6 @@ def stretch(x: Value, shape: Shape) -> Value:
     return broadcast(x, shape, tuple(range(len(shape) - len(x.shape), len(shape))))
 
 
-def weak_of(values: Sequence[Value]) -> bool:
-    """Whether the result of values together is weak."""
-    return promote([aval_of(as_value(value)) for value in values])[1]
-
-
 def binary(op: Callable[..., Value], x: Any, y: Any, *, floating: bool = False) -> Value:
     """A function of two values, promoted and broadcast."""
     return op(*together((x, y), floating=floating))
@@ -343,18 +337,5 @@ def unary(op: Callable[..., Value], x: Any, *, floating: bool = False) -> Value:
     return op(as_array(value, dtype) if is_scalar(value) else _as_dtype(value, dtype))
 
 
-def sum_to(x: Value, shape: Shape) -> Value:
-    """``x`` summed over the dims along which ``shape`` was broadcast to its shape."""
-    missing = len(x.shape) - len(shape)
-    dims = tuple(range(missing)) + tuple(
-        dim for dim in range(missing, len(x.shape)) if shape[dim - missing] == 1 and x.shape[dim] != 1
-    )
-    return reshape(sum(x, dims=dims), shape) if dims else x
-
-
 def num_elements(x: Value) -> int:
     return math.prod(aval_of(x).shape)
-
-
-def is_traced(x: Value) -> bool:
-    return isinstance(x, Array)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from trainkernel import tree
+from trainkernel.dtypes import DTYPES
 from trainkernel.errors import TraceError
 from trainkernel.trace import (
     Array,
@@ -126,10 +127,10 @@ def make_loop(
     return make("loop", inputs, attrs, [*avals[:num_carry], *stacked, *saved])
 
 
-def loop_operands(node: Node) -> tuple[list[Any], list[Any], list[Any], int | Array]:
-    """(constants, initial carries, stacked inputs, length) of a loop's node."""
+def loop_operands(node: Node, values: Sequence[Any] | None = None) -> tuple[list[Any], list[Any], list[Any], Any]:
+    """(constants, initial carries, stacked inputs, length) of a loop's node, or of values of its inputs."""
     attrs = node.attrs
-    operands = list(node.inputs)
+    operands = list(node.inputs if values is None else values)
     length = operands.pop() if attrs["length"] is None else attrs["length"]
     first_xs = len(operands) - attrs["num_xs"]
     first_carry = first_xs - attrs["num_carry"]
@@ -167,8 +168,12 @@ def _whole(value: Any) -> Any:
 
 def evaluate(outputs: Sequence[Any]) -> list[Any]:
     """The values of traced arrays that depend on no parameter of an open trace."""
-    known: dict[int, Any] = {}
-    for node in nodes_of(outputs):
+    return _evaluate(nodes_of(outputs), outputs, {})
+
+
+def _evaluate(nodes: Sequence[Node], outputs: Sequence[Any], known: dict[int, Any]) -> list[Any]:
+    """The values of outputs, given those of some arrays by id."""
+    for node in nodes:
         inputs = [known.get(id(operand), operand) for operand in node.inputs]
         results = _evaluate_node(node, inputs)
         known.update((id(out), result) for out, result in zip(node.outputs, results, strict=True))
@@ -179,7 +184,7 @@ def _evaluate_node(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     if node.op == "alias":
         return inputs
     if node.op == "call":
-        return _evaluate_body(node.attrs["body"], inputs)
+        return _body_evaluation(node.attrs["body"])(inputs)
     if node.op == "loop":
         return _evaluate_loop(node, inputs)
     if node.op == "parameter":
@@ -187,41 +192,32 @@ def _evaluate_node(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return bind_to(node.op, inputs, node.attrs, [out.aval for out in node.outputs])
 
 
-def _evaluate_body(body: Body, arguments: Sequence[Any]) -> list[Any]:
-    known = {id(p): argument for p, argument in zip(body.parameters, arguments, strict=True)}
-    for node in nodes_of(body.outputs):
-        if node.op == "parameter":
-            continue
-        inputs = [known.get(id(operand), operand) for operand in node.inputs]
-        results = _evaluate_node(node, inputs)
-        known.update((id(out), result) for out, result in zip(node.outputs, results, strict=True))
-    return [known.get(id(out), out) for out in body.outputs]
+def _body_evaluation(body: Body) -> Callable[[Sequence[Any]], list[Any]]:
+    """The body as a function of values; its graph is walked once."""
+    nodes = [node for node in nodes_of(body.outputs) if node.op != "parameter"]
+
+    def run(arguments: Sequence[Any]) -> list[Any]:
+        known = {id(p): argument for p, argument in zip(body.parameters, arguments, strict=True)}
+        return _evaluate(nodes, body.outputs, known)
+
+    return run
 
 
 def _evaluate_loop(node: Node, inputs: Sequence[Any]) -> list[Any]:
-    attrs, body = node.attrs, node.attrs["body"]
-    operands = list(inputs)
-    length = int(operands.pop()) if attrs["length"] is None else attrs["length"]
+    attrs, step = node.attrs, _body_evaluation(node.attrs["body"])
+    constants, carry, xs, length = loop_operands(node, inputs)
+    length = int(length)
     room = length if attrs["room"] is None else attrs["room"]
     if not 0 <= length <= room:
         raise TraceError(f"the length {length} of a loop is not in 0..{room}")
-    first_xs = len(operands) - attrs["num_xs"]
-    first_carry = first_xs - attrs["num_carry"]
-    constants, carry, xs = operands[:first_carry], operands[first_carry:first_xs], operands[first_xs:]
     avals = [out.aval for out in node.outputs[attrs["num_carry"] :]]
-    stacked = [np.zeros((room, *aval.shape[1:]), _numpy(aval)) for aval in avals]
+    stacked = [np.zeros((room, *aval.shape[1:]), DTYPES[aval.dtype].numpy) for aval in avals]
     for index in reversed(range(length)) if attrs["reverse"] else range(length):
-        results = _evaluate_body(body, [*constants, *carry, *(x[index] for x in xs)])
+        results = step([*constants, *carry, *(x[index] for x in xs)])
         for array, value in zip(stacked, [*results[len(carry) :], *carry], strict=True):
             array[index] = value
         carry = results[: len(carry)]
     return [*(np.asarray(value) for value in carry), *stacked]
-
-
-def _numpy(aval: Aval) -> np.dtype[Any]:
-    from trainkernel.dtypes import DTYPES
-
-    return DTYPES[aval.dtype].numpy
 
 
 def as_arrays(leaves: Sequence[Any]) -> list[Any]:

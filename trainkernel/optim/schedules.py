@@ -256,6 +256,11 @@ def piecewise_interpolate_schedule(
     return schedule
 
 
+def _check_onecycle(transition_steps: int) -> None:
+    if transition_steps <= 0:
+        raise TraceError(f"a onecycle schedule needs positive transition_steps, got {transition_steps}{at_user_line()}")
+
+
 def linear_onecycle_schedule(
     transition_steps: int,
     peak_value: Any,
@@ -271,8 +276,7 @@ def linear_onecycle_schedule(
     TraceError
         If ``transition_steps`` is not positive.
     """
-    if transition_steps <= 0:
-        raise TraceError(f"a onecycle schedule needs positive transition_steps, got {transition_steps}{at_user_line()}")
+    _check_onecycle(transition_steps)
     scales = {
         int(pct_start * transition_steps): div_factor,
         int(pct_final * transition_steps): 1.0 / div_factor,
@@ -295,8 +299,7 @@ def cosine_onecycle_schedule(
     TraceError
         If ``transition_steps`` is not positive.
     """
-    if transition_steps <= 0:
-        raise TraceError(f"a onecycle schedule needs positive transition_steps, got {transition_steps}{at_user_line()}")
+    _check_onecycle(transition_steps)
     scales = {
         int(pct_start * transition_steps): div_factor,
         int(transition_steps): 1.0 / (div_factor * final_div_factor),
