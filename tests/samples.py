@@ -1,4 +1,4 @@
-"""Four small programs that between them use every kind of barrier: for golden files and mutations."""
+"""Small programs that between them use every kind of barrier: for golden files and mutations."""
 
 from __future__ import annotations
 
@@ -55,7 +55,19 @@ def mlp_step() -> Sample:
     outputs = [loss]
     for state, name in ((w0, "w0"), (b0, "b0"), (w1, "w1"), (b1, "b1")):
         outputs.append(b.op("sub", state, b.op("mul", gradients[name], rate), name=f"{name}_next"))
-    return Sample(b.build(outputs), {"inplace_outputs": {1: 2, 2: 3, 3: 4, 4: 5}})
+    return Sample(b.build(outputs), {"inplace_outputs": {1: 2, 2: 3, 3: 4, 4: 5}, "region_pieces": 0})
+
+
+def mlp_block() -> Sample:
+    """The same step in one block."""
+    sample = mlp_step()
+    return Sample(sample.program, {**sample.options, "region_pieces": 1})
+
+
+def mlp_rows() -> Sample:
+    """The same step in a region of 8 pieces, whose partial gradients are added up after a grid barrier."""
+    sample = mlp_step()
+    return Sample(sample.program, {**sample.options, "region_pieces": 8})
 
 
 def softmax_rows() -> Sample:
@@ -80,7 +92,7 @@ def tensor_product() -> Sample:
     h = b.op("relu", b.op("add", z, bias, name="z_bias"), dtype="bfloat16", name="h")
     line = b.op("mm", v, w, dtype="float32", name="line")
     out = b.op("mm", h, w, dtype="float32", name="out")
-    return Sample(b.build([out, h, line]), {"gemm_k_tile": 16})
+    return Sample(b.build([out, h, line]), {"gemm_k_tile": 16, "region_pieces": 0})
 
 
 def loop() -> Sample:
@@ -101,6 +113,8 @@ def loop() -> Sample:
 
 SAMPLES: Mapping[str, Callable[[], Sample]] = {
     "mlp_step": mlp_step,
+    "mlp_block": mlp_block,
+    "mlp_rows": mlp_rows,
     "softmax_rows": softmax_rows,
     "tensor_product": tensor_product,
     "loop": loop,

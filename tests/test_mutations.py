@@ -24,7 +24,12 @@ _FUNCTION = re.compile(r"^(?:__device__|extern \"C\" __global__|template)[^;{]*?
 _BLOCK_BARRIER = re.compile(r"__syncthreads\(\);")
 _GRID_BARRIER = re.compile(r"if \(!tk_grid_barrier\(barrier, (\d+)\)\) return;")
 
-REDUNDANT: Mapping[tuple[str, str], str] = {}
+REDUNDANT: Mapping[tuple[str, str], str] = {
+    ("mlp_block", "__launch_bounds__: block barrier 3"): "each thread of the loss reads the squares that it has written",
+    ("mlp_rows", "__launch_bounds__: block barrier 3"): "each thread of the loss reads the squares that it has written",
+    ("mlp_rows", "__launch_bounds__: block barrier 6"): "the piece's last part meets in the middle, after all reads",
+    ("mlp_rows", "tk_grid_barrier: block barrier 1"): "one block has just passed the barrier at the end of its last piece",
+}
 """(sample, site) of barriers that may be removed unnoticed, and why they are there."""
 
 

@@ -1,4 +1,4 @@
-"""In which domain an operation of a lowered program computes, the internal operations included."""
+"""The kind of an operation of a lowered program, and the domain in which it computes, internal operations included."""
 
 from __future__ import annotations
 
@@ -8,7 +8,19 @@ from trainkernel.ir import Operation, TensorSpec
 from trainkernel.ops import OPS
 from trainkernel.ops.domains import constant, domain_of_dtype, domain_of_operand, operation_domain
 
+INTERNAL_KINDS = {
+    "product_partials": "product",
+    "reduce_partials": "reduction",
+    "scatter_partials": "reduction",
+    "combine_partials": "pointwise",
+}
 _PARTIALS = ("product_partials", "reduce_partials", "scatter_partials")
+
+
+def kind_of(operation: Operation) -> str:
+    """``"pointwise"``, ``"reduction"``, ``"product"`` or ``"scan"``, internal operations included."""
+    internal = INTERNAL_KINDS.get(operation.op)
+    return internal if internal is not None else OPS[operation.op].kind
 
 
 def domain_of(operation: Operation) -> str:

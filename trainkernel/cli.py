@@ -303,8 +303,9 @@ def stage_estimates(schedule: Any, plan: Any, indent: str = "") -> list[str]:
     target = schedule.target
     size_bytes = {spec.buffer: _size_bytes(spec) for spec in schedule.program.buffers()}
     for number, stage in enumerate(schedule.stages):
-        stage_us = target.grid_barrier_us if plan.barriers[number] else 0.0
-        barrier = ", barrier in front" if plan.barriers[number] else ""
+        scope = plan.barriers[number]
+        stage_us = {"grid": target.grid_barrier_us, "block": target.block_barrier_us, None: 0.0}[scope]
+        barrier = f", {scope} barrier in front" if scope else ""
         for task in stage.tasks:
             moved_bytes = sum(size_bytes.get(name, 0) for name in (*task.reads, *task.stores))
             stage_us += max(moved_bytes / target.memory_bytes_per_us, _product_us(task, target))

@@ -18,14 +18,16 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trainkernel.access import Access, AccessWalker, ReductionSpace, scatter_coordinates
-from trainkernel.arithmetic import scale_of
+from trainkernel.access import Access, AccessWalker
+from trainkernel.alignment import PARTIAL, ROW, accesses, is_aligned
+from trainkernel.arithmetic import kind_of
 from trainkernel.indexing import Index, delinearize, variable
+from trainkernel.errors import VerificationError
 from trainkernel.ir import Item, Loop, Operation, Program, TensorSpec
-from trainkernel.lowering import INTERNAL_KINDS
 from trainkernel.ops import OPS
 from trainkernel.options import Options
 from trainkernel.products import SCATTERS, ceil_div, plan_product, plan_reduction
+from trainkernel.regions import RegionPlan
 from trainkernel.target import Target
 
 _EVALUATIONS_PER_US = 7.0e6
@@ -39,17 +41,11 @@ _MAX_INDEX_CHARACTERS = 300
 _PARTIALS_ROOTS = ("product_partials", "reduce_partials", "scatter_partials")
 
 
-def kind_of(operation: Operation) -> str:
-    """``"pointwise"``, ``"reduction"``, ``"product"`` or ``"scan"``, internal operations included."""
-    internal = INTERNAL_KINDS.get(operation.op)
-    return internal if internal is not None else OPS[operation.op].kind
-
-
 @dataclass(eq=False)
 class TaskDraft:
     """A task while it is being formed.
 
-    ``accesses`` are its reads from memory; ``identity`` the buffers that it reads only at its own
+    ``inside`` says that it belongs to the region. ``accesses`` are its reads from memory; ``identity`` the buffers that it reads only at its own
     element and only from members, so that it may overwrite them.
     """
 
@@ -63,6 +59,7 @@ class TaskDraft:
     accesses: list[Access] = field(default_factory=list)
     identity: set[str] = field(default_factory=set)
     inlined: list[str] = field(default_factory=list)
+    inside: bool = False
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
@@ -84,14 +81,14 @@ class FusedProgram:
     inlined: Mapping[str, Operation]
 
 
-def form_tasks(program: Program, target: Target, options: Options) -> FusedProgram:
-    """Group the operations of a lowered program into tasks."""
+def form_tasks(program: Program, target: Target, options: Options, region: RegionPlan | None = None) -> FusedProgram:
+    """Group the operations of a lowered program into tasks, those of a region apart from the others."""
     live = [item for item in program.operations if any(spec.num_elements for spec in item.outputs)]
     must_store = {spec.buffer for spec in program.outputs}
     for item in live:
         if isinstance(item, Loop):
             must_store.update(spec.buffer for spec in item.inputs if spec.num_elements)
-    former = _Former(program, options, _may_inline(program, live, must_store, target, options))
+    former = _Former(program, options, _may_inline(program, live, must_store, target, options), region)
     for item in live:
         former.add(item)
     drafts = former.finish(must_store)
@@ -195,8 +192,11 @@ def _operand_evaluations(item: Item, count: float, target: Target, options: Opti
 class _Former:
     """Goes through the operations in order, keeping the task and level of each stored value."""
 
-    def __init__(self, program: Program, options: Options, may_inline: set[str]) -> None:
+    def __init__(
+        self, program: Program, options: Options, may_inline: set[str], region: RegionPlan | None
+    ) -> None:
         self._program = program
+        self._region = region
         self._options = options
         self._may_inline = may_inline
         self._home: dict[str, TaskDraft] = {}
@@ -213,9 +213,9 @@ class _Former:
         elif kind_of(item) == "pointwise":
             self._add_pointwise(item)
         else:
-            level = self._level(self._root_accesses(item, AccessWalker(self.inlined))) + 1
+            level = self._level(self._accesses(item, AccessWalker(self.inlined))) + 1
             elements = item.outputs[0].num_elements
-            self._open(TaskDraft(kind_of(item), level, elements, root=item))
+            self._open(TaskDraft(kind_of(item), level, elements, root=item, inside=self._inside(item)))
 
     def _open(self, draft: TaskDraft) -> None:
         self._drafts.append(draft)
@@ -226,48 +226,15 @@ class _Former:
         homes = [self._home[access.buffer] for access in accesses if access.buffer in self._home]
         return max((draft.level for draft in homes), default=-1)
 
-    def _root_accesses(self, operation: Operation, walker: AccessWalker) -> list[Access]:
-        found: list[Access] = []
-        if operation.op in SCATTERS:
-            return self._scatter_accesses(operation, walker)
-        if kind_of(operation) in ("reduction", "scan"):
-            space = ReductionSpace.of(operation)
-            source = operation.inputs[0]
-            assert isinstance(source, TensorSpec)
-            if source.num_elements:
-                row = variable("r", _product(source.shape, space.kept))
-                coordinates = space.coordinates(row, variable("k", _product(source.shape, space.reduced)))
-                found += walker.operand(source, coordinates)
-            return found
-        *bias, a, b = operation.inputs
-        assert isinstance(a, TensorSpec) and isinstance(b, TensorSpec)
-        batch = (variable("batch", a.shape[0]),) if a.ndim == 3 else ()
-        m, n, k = variable("m", a.shape[-2]), variable("n", b.shape[-1]), variable("k", a.shape[-1])
-        if a.shape[-1] and scale_of(operation, "alpha") != 0:
-            found += walker.operand(a, (*batch, m, k))
-            found += walker.operand(b, (*batch, k, n))
-        if scale_of(operation, "beta") != 0:
-            for spec in bias:
-                found += walker.operand(spec, (m, n))
+    @staticmethod
+    def _accesses(operation: Operation, walker: AccessWalker) -> list[Access]:
+        found = accesses(operation, walker)
+        assert found is not None
         return found
-
-    def _scatter_accesses(self, operation: Operation, walker: AccessWalker) -> list[Access]:
-        found: list[Access] = []
-        indices, updates = operation.tensor_inputs
-        if updates.num_elements:
-            result = variable("r", operation.outputs[0].num_elements)
-            places = scatter_coordinates(operation, result, variable("k", updates.shape[0]))
-            for operand, coordinates in zip((indices, updates), places, strict=True):
-                found += walker.operand(operand, coordinates)
-        return found
-
-    def _member_accesses(self, operation: Operation, walker: AccessWalker) -> list[Access]:
-        out = operation.outputs[0]
-        return list(walker.pointwise(operation, delinearize(variable("i", out.num_elements), out.shape)))
 
     def _add_pointwise(self, operation: Operation) -> None:
         out = operation.outputs[0]
-        accesses = self._member_accesses(operation, AccessWalker(self.inlined))
+        accesses = self._accesses(operation, AccessWalker(self.inlined))
         level = self._level(accesses)
         latest = list(
             dict.fromkeys(
@@ -286,6 +253,8 @@ class _Former:
             len(str(access.index)) <= _MAX_INDEX_CHARACTERS for access in accesses
         )
         shared = out.buffer in self._shared and self._groups(latest, same_element)
+        same_element = same_element and all(draft.inside == self._inside(operation) for draft in latest)
+        shared = out.buffer in self._shared and self._groups(latest, same_element)
         if latest and same_element and self._joins_root(latest):
             self._join(latest, operation)
         elif out.buffer in self._may_inline and nests and not shared:
@@ -294,7 +263,15 @@ class _Former:
         elif self._groups(latest, same_element):
             self._join(latest, operation)
         else:
-            self._open(TaskDraft("pointwise", level + 1, out.num_elements, members=[operation]))
+            inside = self._inside(operation)
+            self._open(TaskDraft("pointwise", level + 1, out.num_elements, members=[operation], inside=inside))
+
+    def _inside(self, operation: Operation) -> bool:
+        """Whether an operation of the lowered program belongs to the region."""
+        if self._region is None:
+            return False
+        partial = operation.op in _PARTIALS_ROOTS and "pieces" in operation.attrs
+        return partial or operation.outputs[0].buffer in self._region.rows
 
     def _joins_root(self, latest: list[TaskDraft]) -> bool:
         draft = latest[0]
@@ -337,11 +314,10 @@ class _Former:
         if draft.loop is not None:
             draft.accesses = _loop_accesses(draft.loop)
             return
-        walker = AccessWalker(self.inlined)
-        rooted = self._root_accesses(draft.root, walker) if draft.root is not None else []
+        rooted = self._accesses(draft.root, AccessWalker(self.inlined)) if draft.root is not None else []
         members: list[Access] = []
         for operation in draft.members:
-            members += self._member_accesses(operation, AccessWalker(self.inlined))
+            members += self._accesses(operation, AccessWalker(self.inlined))
         own = {spec.buffer for spec in draft.outputs}
         element = variable("i", draft.num_elements)
         foreign = [access for access in members if access.buffer not in own]
@@ -351,13 +327,28 @@ class _Former:
         draft.identity = {access.buffer for access in foreign} - moved
 
 
+def aligned_reads(
+    draft: TaskDraft, label: int, inlined: Mapping[str, Operation], declared: Mapping[str, TensorSpec]
+) -> frozenset[str]:
+    """The buffers of which a task inside of a region reads its own rows alone."""
+    found: list[Access] = []
+    for operation in ([draft.root] if draft.root else []) + draft.members:
+        role = PARTIAL if operation.op in _PARTIALS_ROOTS else ROW
+        reads = accesses(operation, AccessWalker(inlined), label, role)
+        if reads is None:
+            raise VerificationError(f"an operation inside of a region has no {label} rows\n  in operation: {operation}")
+        found += reads
+    astray = {
+        access.buffer for access in found if not is_aligned(access, _num_elements(declared[access.buffer]), label)
+    }
+    return frozenset(access.buffer for access in found) - astray
+
+
+def _num_elements(spec: TensorSpec) -> int:
+    """Elements of a buffer; none of an input that is a view with gaps, which has no rows."""
+    return spec.num_elements if spec.is_dense and not spec.offset else 0
+
+
 def _loop_accesses(loop: Loop) -> list[Access]:
     """The buffers that a loop reads; an empty one has no element to read, and no storage."""
     return [Access(spec.buffer, Index()) for spec in loop.inputs if spec.num_elements]
-
-
-def _product(shape: tuple[int, ...], dims: tuple[int, ...]) -> int:
-    total = 1
-    for dim in dims:
-        total *= shape[dim]
-    return total

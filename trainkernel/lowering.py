@@ -1,5 +1,8 @@
 """Lowering: products and reductions whose depth is split become two operations.
 
+The depth is split where a cost model finds that it pays, or by the pieces of a block region, one
+partial result per piece.
+
 ``mm`` with split depth becomes ``product_partials`` (one partial product per chunk of the depth,
 stacked in front) and ``combine_partials`` (their sum in order, with alpha, beta and bias). Long
 reductions become ``reduce_partials`` and ``combine_partials`` or a second reduction. A
@@ -11,38 +14,53 @@ The internal operations are refused by ``validate``: they exist between this pas
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from trainkernel.arithmetic import domain_of, scale_of
+from trainkernel.alignment import ROW
+from trainkernel.arithmetic import domain_of, kind_of, scale_of
 from trainkernel.ir import Item, Operation, Program, TensorSpec
 from trainkernel.options import Options
-from trainkernel.passes import map_bodies
-from trainkernel.products import plan_product, plan_reduction
+from trainkernel.products import ReductionPlan, plan_product, plan_reduction, reduced_count
+from trainkernel.regions import RegionPlan
 from trainkernel.target import Target
 
-INTERNAL_KINDS = {
-    "product_partials": "product",
-    "reduce_partials": "reduction",
-    "scatter_partials": "reduction",
-    "combine_partials": "pointwise",
-}
 COMBINE_IN_ORDER = 32
 
 
-def lower(program: Program, target: Target, options: Options) -> Program:
-    """Replace operations whose work is split along the depth by their two phases."""
+def lower(program: Program, target: Target, options: Options, region: RegionPlan | None) -> Program:
+    """Replace operations whose work is split along the depth by their two phases; loop bodies stay as they are.
+
+    A product inside of the region gets the attribute ``pieces``.
+    """
     taken = {spec.buffer for spec in program.buffers()}
     items: list[Item] = []
     for item in program.operations:
-        if isinstance(item, Operation) and item.op in ("mm", "addmm", "bmm"):
+        role = region.role(item) if region is not None and isinstance(item, Operation) else None
+        if region is not None and role is not None:
+            items += _lower_inside(item, region.split.pieces, role, taken)
+        elif isinstance(item, Operation) and item.op in ("mm", "addmm", "bmm"):
             items += _lower_product(item, target, options, taken)
         elif isinstance(item, Operation) and item.op == "scatter_add":
             items += _lower_scatter(item, target, options, taken)
         elif isinstance(item, Operation) and item.op in ("sum", "mean", "max", "min", "prod"):
-            items += _lower_reduction(item, target, options, taken)
+            items += _lower_reduction(item, plan_reduction(item, target, options), taken)
         else:
             items.append(item)
-    lowered = replace(program, operations=tuple(items))
-    return map_bodies(lowered, lambda body: lower(body, target, options))
+    return replace(program, operations=tuple(items))
+
+
+def _lower_inside(item: Item, pieces: int, role: str, taken: set[str]) -> list[Item]:
+    """An operation of a block region."""
+    assert isinstance(item, Operation)
+    if role == ROW:
+        product = item.op in ("mm", "addmm", "bmm") and scale_of(item, "alpha") != 0 and domain_of(item) == "float32"
+        return [replace(item, attrs={**item.attrs, "pieces": pieces})] if product else [item]
+    if kind_of(item) == "product":
+        partials = _partials_spec(item, pieces, taken)
+        attrs = {"pieces": pieces}
+        first = Operation(item.name, "product_partials", item.inputs[-2:], partials, attrs, item.location)
+        return [first, _summed(item, "sum", partials, 1)]
+    return _two_phases(item, pieces, {"pieces": pieces}, reduced_count(item), taken)
 
 
 def _partials_spec(operation: Operation, count: int, taken: set[str]) -> TensorSpec:
@@ -84,18 +102,28 @@ def _lower_scatter(operation: Operation, target: Target, options: Options, taken
     ]
 
 
-def _lower_reduction(operation: Operation, target: Target, options: Options, taken: set[str]) -> list[Item]:
-    plan = plan_reduction(operation, target, options)
+def _lower_reduction(operation: Operation, plan: ReductionPlan, taken: set[str]) -> list[Item]:
     if plan.partials == 1:
         return [operation]
-    out = operation.outputs[0]
+    return _two_phases(operation, plan.partials, {"chunk": plan.chunk}, plan.count, taken)
+
+
+def _two_phases(
+    operation: Operation, partials: int, attrs: dict[str, Any], count: int, taken: set[str]
+) -> list[Item]:
+    """A reduction of ``count`` elements by its partial results and theirs."""
     kind = "sum" if operation.op == "mean" else operation.op
-    partials = _partials_spec(operation, plan.partials, taken)
-    attrs = {"reduce": kind, "chunk": plan.chunk, "dims": operation.attrs.get("dims")}
-    first = Operation(operation.name, "reduce_partials", operation.inputs, partials, attrs, operation.location)
-    divisor = plan.count if operation.op == "mean" else 1
-    if plan.partials <= COMBINE_IN_ORDER:
+    spec = _partials_spec(operation, partials, taken)
+    attrs = {"reduce": kind, **attrs, "dims": operation.attrs.get("dims")}
+    first = Operation(operation.name, "reduce_partials", operation.inputs, spec, attrs, operation.location)
+    return [first, _summed(operation, kind, spec, count if operation.op == "mean" else 1)]
+
+
+def _summed(operation: Operation, kind: str, partials: TensorSpec, divisor: int) -> Operation:
+    """The operation that reduces partial results to an operation's output."""
+    out = operation.outputs[0]
+    if partials.shape[0] <= COMBINE_IN_ORDER:
         combine = {"reduce": kind, "divisor": divisor}
-        return [first, Operation(operation.name, "combine_partials", (partials,), out, combine, operation.location)]
+        return Operation(operation.name, "combine_partials", (partials,), out, combine, operation.location)
     final = {"dims": (0,)} if divisor == 1 else {"dims": (0,), "divisor": divisor}
-    return [first, Operation(operation.name, kind, (partials,), out, final, operation.location)]
+    return Operation(operation.name, kind, (partials,), out, final, operation.location)

@@ -3,17 +3,23 @@
 One arena, typed sizes, 256-byte aligned. A buffer lives from the stage that writes it to the
 last stage that reads it; space is reused after that, best fit. Barriers are placed where byte
 ranges written since the last barrier are read or rewritten, or ranges read are rewritten; for a
-loop's body, on its last and first stages of two neighbouring iterations.
+loop's body, on its last and first stages of two neighbouring iterations. Where both sides touch
+only the rows of their piece, of the same split, the block that owns them needs nobody else: the
+barrier is a block barrier.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from trainkernel.dtypes import DTYPES
 from trainkernel.ir import Loop, ScalarSpec, TensorSpec
-from trainkernel.schedule import ArenaPlace, InputPlace, LoopSchedule, OutputPlace, Schedule, Stage, Task
+from trainkernel.regions import Split
+from trainkernel.schedule import ArenaPlace, BlockRegion, Copy, InputPlace, LoopSchedule, OutputPlace, Schedule, SharedPlace, Stage, Task
+
+Scope: TypeAlias = str | None
 
 HEADER_BYTES = 256
 ALIGNMENT_BYTES = 256
@@ -37,18 +43,18 @@ class MemoryPlan:
     ----------
     entries : mapping of buffer name to ArenaEntry
     loops : mapping of a loop's task name, which is its own, to the plan of its body
-    barriers : tuple of bool
-        Whether a grid barrier stands before each stage.
-    back_edge : bool
-        For a loop body: whether a grid barrier ends each iteration.
+    barriers : tuple of str or None
+        The scope of the barrier before each stage: ``"grid"``, ``"block"`` or None for no barrier.
+    back_edge : str or None
+        For a loop body: the scope of the barrier that ends each iteration.
     end_bytes : int
         End of the part of the workspace that this plan uses, header included.
     """
 
     entries: Mapping[str, ArenaEntry]
     loops: Mapping[str, MemoryPlan]
-    barriers: tuple[bool, ...]
-    back_edge: bool
+    barriers: tuple[Scope, ...]
+    back_edge: Scope
     end_bytes: int
 
     @property
@@ -58,7 +64,7 @@ class MemoryPlan:
     @property
     def grid_barriers(self) -> int:
         """Grid barriers in the source, per pass through each loop's body."""
-        own = sum(self.barriers) + int(self.back_edge)
+        own = (*self.barriers, self.back_edge).count("grid")
         return own + sum(plan.grid_barriers for plan in self.loops.values())
 
     def all_entries(self) -> Iterator[tuple[str, ArenaEntry]]:
@@ -83,9 +89,10 @@ class Storage:
     """The memory behind a buffer.
 
     ``space`` is ``"input"``, ``"output"`` (then ``index`` counts the program's inputs or
-    outputs), ``"scalar"`` or ``"arena"`` (then ``index`` is a byte offset into the workspace).
-    Element ``e`` of the buffer is element ``e + element_offset + sum(step * stride)`` of it, with
-    one ``(step variable, stride)`` for each surrounding loop that slices it.
+    outputs), ``"scalar"``, ``"arena"`` or ``"shared"`` (then ``index`` is a byte offset into the
+    workspace or the block's shared memory). Element ``e`` of the buffer is element
+    ``e + element_offset + sum(step * stride)`` of it, with one ``(variable, stride)`` for each
+    surrounding loop that slices it, and for the piece whose rows lie in shared memory.
     """
 
     space: str
@@ -130,6 +137,10 @@ class Frame:
             return Storage("arena", self.plan.entries[buffer].offset_bytes, spec.dtype, size)
         if isinstance(place, OutputPlace):
             return self._output(place.output_index, spec.dtype, size)
+        if isinstance(place, SharedPlace):
+            own_bytes = place.own_elements * DTYPES[spec.dtype].itemsize_bytes
+            steps = (("piece", -place.own_elements),) if place.own_elements < spec.num_elements else ()
+            return Storage("shared", place.offset_bytes, spec.dtype, own_bytes, 0, steps)
         own = self.schedule.program.inputs[place.input_index].buffer == buffer
         return self._input(place.input_index, spec.offset if own else 0, size)
 
@@ -181,14 +192,25 @@ def _moved(storage: Storage, offset: int, steps: tuple[tuple[str, int], ...], si
 
 @dataclass(frozen=True)
 class ByteRange:
-    """Part of one memory space; inputs and outputs count as a whole."""
+    """Part of one memory space; inputs and outputs count as a whole.
+
+    With a ``split``, whoever touches it touches only the rows of its own piece.
+    """
 
     space: str
     start: int
     end: int
+    split: Split | None = None
 
     def overlaps(self, other: ByteRange) -> bool:
         return self.space == other.space and self.start < other.end and other.start < self.end
+
+    def scope(self, other: ByteRange) -> Scope:
+        """Who must meet between two touches of which one writes."""
+        if not self.overlaps(other):
+            return None
+        near = self.space == "shared" or (self.split is not None and self == other)
+        return "block" if near else "grid"
 
 
 @dataclass(frozen=True)
@@ -201,34 +223,30 @@ class Footprint:
     def __or__(self, other: Footprint) -> Footprint:
         return Footprint(self.reads | other.reads, self.writes | other.writes)
 
-    def conflicts(self, later: Footprint) -> bool:
-        """Whether a later footprint must wait for this one."""
-        return (
-            _overlap(self.writes, later.reads)
-            or _overlap(self.reads, later.writes)
-            or _overlap(self.writes, later.writes)
-        )
-
-
-def _overlap(first: frozenset[ByteRange], second: frozenset[ByteRange]) -> bool:
-    return any(a.overlaps(b) for a in first for b in second)
+    def scope(self, later: Footprint) -> Scope:
+        """The scope of the barrier that must stand between this footprint and a later one."""
+        pairs = ((self.writes, later.reads), (self.reads, later.writes), (self.writes, later.writes))
+        scopes = {first.scope(second) for ours, theirs in pairs for first in ours for second in theirs}
+        return "grid" if "grid" in scopes else "block" if "block" in scopes else None
 
 
 def byte_range(storage: Storage) -> ByteRange | None:
     """The bytes that a storage covers; None for scalars by value."""
     if storage.space == "scalar":
         return None
-    if storage.space == "arena":
-        return ByteRange("arena", storage.index, storage.index + storage.size_bytes)
+    if storage.space in ("arena", "shared"):
+        return ByteRange(storage.space, storage.index, storage.index + storage.size_bytes)
     return ByteRange(f"{storage.space}{storage.index}", 0, 1)
 
 
 def task_footprint(task: Task, frame: Frame) -> Footprint:
     """What one task reads and writes."""
-    reads = [byte_range(frame.storage(name)) for name in task.reads]
-    writes = [byte_range(frame.storage(name)) for name in task.stores if task.loop is None]
-    if task.copy is not None:
-        writes.append(byte_range(frame.destination(task.copy.destination, task.copy.dtype)))
+    reads = [_touched(task, name, frame) for name in task.reads]
+    writes = [_touched(task, name, frame) for name in task.stores if task.loop is None]
+    copies = [task] if task.region is None else task.region.parts
+    for part in copies:
+        if part.copy is not None:
+            writes.append(copied_range(part.copy, frame, task.region))
     footprint = Footprint(
         frozenset(item for item in reads if item is not None), frozenset(item for item in writes if item is not None)
     )
@@ -237,6 +255,19 @@ def task_footprint(task: Task, frame: Frame) -> Footprint:
         for stage in task.loop.schedule.stages:
             footprint |= stage_footprint(stage, inner)
     return footprint
+
+
+def _touched(task: Task, name: str, frame: Frame) -> ByteRange | None:
+    place = byte_range(frame.storage(name))
+    if place is not None and task.region is not None and name in task.region.aligned:
+        return replace(place, split=task.region.split)
+    return place
+
+
+def copied_range(copy: Copy, frame: Frame, region: BlockRegion | None) -> ByteRange | None:
+    """The bytes that a copy writes; inside of a region, the rows of its piece."""
+    place = byte_range(frame.destination(copy.destination, copy.dtype))
+    return place if place is None or region is None else replace(place, split=region.split)
 
 
 def stage_footprint(stage: Stage, frame: Frame) -> Footprint:
@@ -266,8 +297,8 @@ def _layout(schedule: Schedule, base: int) -> MemoryPlan:
     for number, stage in enumerate(schedule.stages):
         for task in stage.tasks:
             touched = list(task.stores) + list(task.reads)
-            if task.copy is not None and isinstance(task.copy.destination, str):
-                touched.append(task.copy.destination)
+            copies = [task] if task.region is None else task.region.parts
+            touched += [c.copy.destination for c in copies if c.copy and isinstance(c.copy.destination, str)]
             for name in touched:
                 if isinstance(schedule.places.get(name), ArenaPlace):
                     lifetimes.setdefault(name, [number, number])[1] = number
@@ -287,7 +318,7 @@ def _layout(schedule: Schedule, base: int) -> MemoryPlan:
             start = _best_fit(live, size, number, number, base)
             loops[task.loop.name] = _layout(task.loop.schedule, start)
             end = max(end, start + size)
-    return MemoryPlan(entries, loops, (), False, end)
+    return MemoryPlan(entries, loops, (), None, end)
 
 
 def _best_fit(entries: object, size: int, first: int, last: int, base: int) -> int:
@@ -308,9 +339,44 @@ def _best_fit(entries: object, size: int, first: int, last: int, base: int) -> i
 
 
 def _ends_with_barrier(stage: Stage, plans: Mapping[str, MemoryPlan]) -> bool:
-    """Whether a stage is a loop whose every iteration ends with a barrier."""
+    """Whether a stage is a loop whose every iteration ends with a grid barrier."""
     loops = [task.loop for task in stage.tasks if task.loop is not None]
-    return len(loops) == len(stage.tasks) == 1 and plans[loops[0].name].back_edge
+    return len(loops) == len(stage.tasks) == 1 and plans[loops[0].name].back_edge == "grid"
+
+
+class _Pending:
+    """Footprints since the last barrier of each scope, and from the start to the first one."""
+
+    def __init__(self) -> None:
+        self._since = {"grid": Footprint(), "block": Footprint()}
+        self._head = {"grid": Footprint(), "block": Footprint()}
+        self._open = {"grid", "block"}
+
+    def barrier_before(self, footprint: Footprint) -> Scope:
+        """The scope of the barrier that a footprint needs, which is then taken to stand there."""
+        scope = self._needed(footprint, footprint)
+        passed = {"grid": ("grid", "block"), "block": ("block",), None: ()}[scope]
+        for each in passed:
+            self._since[each] = Footprint()
+            self._open.discard(each)
+        return scope
+
+    def _needed(self, grid: Footprint, block: Footprint) -> Scope:
+        if self._since["grid"].scope(grid) == "grid":
+            return "grid"
+        return "block" if self._since["block"].scope(block) else None
+
+    def add(self, footprint: Footprint, ends_with_barrier: bool) -> None:
+        """A stage has run; a loop that ends with a barrier leaves nothing to wait for."""
+        for scope in ("grid", "block"):
+            if scope in self._open:
+                self._head[scope] |= footprint
+            if not ends_with_barrier:
+                self._since[scope] |= footprint
+
+    def back_edge(self) -> Scope:
+        """The scope of the barrier between the end and the start."""
+        return self._needed(self._head["grid"], self._head["block"])
 
 
 def _with_barriers(frame: Frame) -> MemoryPlan:
@@ -322,19 +388,10 @@ def _with_barriers(frame: Frame) -> MemoryPlan:
                 inner = frame.inside(task.loop)
                 loops[task.loop.name] = _with_barriers(inner)
     barriers = []
-    pending = Footprint()
-    head: Footprint | None = None
-    since_start = Footprint()
+    pending = _Pending()
     for stage in frame.schedule.stages:
         footprint = stage_footprint(stage, frame)
-        waits = pending.conflicts(footprint)
-        barriers.append(waits)
-        if waits:
-            head = since_start if head is None else head
-            pending = Footprint()
-        since_start |= footprint
-        if not _ends_with_barrier(stage, loops):
-            pending |= footprint
-    head = since_start if head is None else head
-    back_edge = frame.loop is not None and pending.conflicts(head)
+        barriers.append(pending.barrier_before(footprint))
+        pending.add(footprint, _ends_with_barrier(stage, loops))
+    back_edge = pending.back_edge() if frame.loop is not None else None
     return MemoryPlan(plan.entries, loops, tuple(barriers), back_edge, plan.end_bytes)

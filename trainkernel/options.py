@@ -18,6 +18,7 @@ ALLOWED_INTS: Mapping[str, tuple[int, ...]] = MappingProxyType(
         "blocks_per_sm": tuple(range(1, 9)),
         "gemm_k_tile": (16, 32),
         "gemm_tile_n": (32, 64),
+        "region_pieces": tuple(range(1025)),
         "shared_skew": (0, 16),
         "threads_per_block": (128, 256, 512, 1024),
     }
@@ -47,6 +48,9 @@ class Options:
     split_k_gemv : bool or None
         Use the matrix-vector path that splits the depth over the threads of a block.
     threads_per_block : int or None
+    region_pieces : int or None
+        Pieces into which the rows of a block region are cut, 0 to 1024; 0: no region, 1: the step runs
+        in one block. A number that divides no label leaves the step without a region.
     """
 
     blocks_per_sm: int | None = None
@@ -59,6 +63,7 @@ class Options:
     shared_skew: int | None = None
     split_k_gemv: bool | None = None
     threads_per_block: int | None = None
+    region_pieces: int | None = None
 
     @property
     def threads(self) -> int:
@@ -90,7 +95,8 @@ def check_options(values: Mapping[str, Any]) -> Options:
             if not 1 <= value <= MAX_BLOCKS_LIMIT:
                 raise OptionError(f"option max_blocks must be 1 to {MAX_BLOCKS_LIMIT}, got {value}")
         elif value not in ALLOWED_INTS[name]:
-            allowed = ", ".join(str(choice) for choice in ALLOWED_INTS[name])
+            choices = ALLOWED_INTS[name]
+            allowed = f"0 to {choices[-1]}" if len(choices) > 99 else ", ".join(str(choice) for choice in choices)
             raise OptionError(f"option {name} must be one of {allowed}, got {value}")
     return Options(**values)
 

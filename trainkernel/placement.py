@@ -9,17 +9,19 @@ write-after-read; a task's stage is its longest path.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from trainkernel.errors import ProgramError, VerificationError
-from trainkernel.fusion import FusedProgram, TaskDraft, form_tasks
+from trainkernel.fusion import FusedProgram, TaskDraft, aligned_reads, form_tasks
 from trainkernel.ir import Loop, Operation, Program, ScalarSpec, TensorSpec
 from trainkernel.lowering import lower
 from trainkernel.options import Options, whole_buffer
 from trainkernel.passes import normalize
 from trainkernel.products import ProductPlan, ReductionPlan, ScanPlan, ceil_div, plan_product, plan_reduction, plan_scan
+from trainkernel.regions import RegionPlan, plan_region
 from trainkernel.schedule import (
     ArenaPlace,
+    BlockRegion,
     Copy,
     InputPlace,
     LoopSchedule,
@@ -29,22 +31,26 @@ from trainkernel.schedule import (
     Stage,
     Task,
 )
+from trainkernel.shared import RegionParts, block_barriers, lay_out
 from trainkernel.target import Target
 
-_MAX_ELEMENTS_PER_THREAD = 4
+MAX_ELEMENTS_PER_THREAD = 4
 _MAX_PIECES = 2**31 - 2**20
 
 
 def build_schedule(program: Program, target: Target, options: Options, inplace_outputs: Mapping[int, int]) -> Schedule:
     """Passes, lowering, fusion, placement and stages of a validated program."""
-    return _schedule_lowered(lower(normalize(program), target, options), target, options, inplace_outputs)
+    return _schedule_level(normalize(program), target, options, inplace_outputs)
 
 
-def _schedule_lowered(
+def _schedule_level(
     program: Program, target: Target, options: Options, inplace_outputs: Mapping[int, int]
 ) -> Schedule:
-    fused = form_tasks(program, target, options)
-    graph = _Graph(program, fused, target, options)
+    """The schedule of a program, or of one loop's body."""
+    region = plan_region(program, target, options)
+    program = lower(program, target, options, region)
+    fused = form_tasks(program, target, options, region)
+    graph = _Graph(program, fused, target, options, region)
     graph.place_outputs(inplace_outputs)
     return Schedule(
         program=program,
@@ -61,18 +67,30 @@ def _schedule_lowered(
 
 @dataclass(eq=False)
 class _Node:
-    """A task in the graph; ``before`` are the nodes that must have finished."""
+    """A task in the graph; ``before`` are the nodes that must have finished.
+
+    Those in ``near`` have finished where it matters once the block that runs this task has run its
+    own rows of them. ``aligned`` are the buffers of which a task ``inside`` a region reads its own
+    rows alone.
+    """
 
     task: Task
     reads: set[str]
     writes: set[str]
-    before: set[_Node]
-    after: set[_Node]
+    inside: bool
+    aligned: frozenset[str]
+    before: set[_Node] = field(default_factory=set)
+    near: set[_Node] = field(default_factory=set)
+    after: set[_Node] = field(default_factory=set)
 
 
 class _Graph:
-    def __init__(self, program: Program, fused: FusedProgram, target: Target, options: Options) -> None:
+    def __init__(
+        self, program: Program, fused: FusedProgram, target: Target, options: Options, region: RegionPlan | None
+    ) -> None:
         self._program = program
+        self._region = region
+        self._fused = fused
         self._target = target
         self._options = options
         self._inputs = {spec.buffer: index for index, spec in enumerate(program.inputs)}
@@ -94,7 +112,9 @@ class _Graph:
     # ------------------------------------------------------------------ nodes and edges
 
     def _add_draft(self, draft: TaskDraft) -> None:
-        node = self._node(self._task(draft), set(draft.reads), set(draft.stores))
+        inside = self._region is not None and draft.inside
+        aligned = aligned_reads(draft, self._region.split.label, self._fused.inlined, self._declared) if inside and self._region else frozenset()
+        node = self._node(self._task(draft), set(draft.reads), set(draft.stores), inside, aligned)
         self._drafts[node] = draft
         for name in draft.stores:
             self._writer[name] = node
@@ -107,8 +127,10 @@ class _Graph:
             if isinstance(draft.loop.length, str):
                 node.reads.add(draft.loop.length)
 
-    def _node(self, task: Task, reads: set[str], writes: set[str]) -> _Node:
-        node = _Node(task, reads, writes, set(), set())
+    def _node(
+        self, task: Task, reads: set[str], writes: set[str], inside: bool = False, aligned: frozenset[str] = frozenset()
+    ) -> _Node:
+        node = _Node(task, reads, writes, inside, aligned)
         self._nodes.append(node)
         self._follow_writers(node)
         return node
@@ -116,13 +138,17 @@ class _Graph:
     def _follow_writers(self, node: _Node) -> None:
         for name in sorted(node.reads):
             if name in self._writer:
-                self._edge(self._writer[name], node)
+                self._edge(self._writer[name], node, name in node.aligned)
 
     @staticmethod
-    def _edge(first: _Node, second: _Node) -> None:
-        if first is not second:
-            second.before.add(first)
-            first.after.add(second)
+    def _edge(first: _Node, second: _Node, same_rows: bool) -> None:
+        """``second`` runs after ``first``; ``same_rows`` says that what they share is cut into the same rows."""
+        if first is second:
+            return
+        near = same_rows and first.inside and second.inside and (first not in second.before or first in second.near)
+        second.before.add(first)
+        first.after.add(second)
+        (second.near.add if near else second.near.discard)(first)
 
     @staticmethod
     def _reaches(start: _Node, goal: _Node) -> bool:
@@ -180,7 +206,7 @@ class _Graph:
     def _loop_task(self, loop: Loop, draft: TaskDraft) -> Task:
         inplace = {position: loop.num_constants + position for position in range(loop.num_carry)}
         body = stage_carried_inputs(loop)
-        schedule = _schedule_lowered(body, self._target, self._options, inplace)
+        schedule = _schedule_level(body, self._target, self._options, inplace)
         names = tuple(spec.buffer for spec in loop.outputs)
         return Task(
             kind="loop",
@@ -197,7 +223,16 @@ class _Graph:
         pieces = pointwise_pieces(spec.num_elements, self._options.threads, self._target)
         reads = (source.buffer,) if source is not None else ()
         task = Task("copy", name, reads=reads, num_elements=spec.num_elements, num_pieces=pieces, copy=copy)
-        return self._node(task, set(reads), set())
+        inside = self._is_copied_in_rows(source)
+        return self._node(task, set(reads), set(), inside, frozenset(reads) if inside else frozenset())
+
+    def _is_copied_in_rows(self, source: TensorSpec | None) -> bool:
+        """Whether a copy may be part of the region."""
+        if self._region is None:
+            return False
+        if self._region.split.label == 1:
+            return True
+        return source is not None and source.buffer in self._region.rows and self._is_direct(source)
 
     # ------------------------------------------------------------------ outputs
 
@@ -252,7 +287,7 @@ class _Graph:
         if any(self._reaches(writer, reader) for reader in readers):
             return False
         for reader in readers:
-            self._edge(reader, writer)
+            self._edge(reader, writer, target.buffer in reader.aligned)
         loop = self._drafts[writer].loop
         if loop is not None and any(operand.buffer == target.buffer for operand in loop.inputs):
             self._no_init.add(spec.buffer)  # the carry starts as the state that it takes over
@@ -292,20 +327,20 @@ class _Graph:
     def _write_before(self, loop_node: _Node, spec: TensorSpec, source: TensorSpec | None) -> None:
         node = self._copy_task(spec.buffer, source, spec.buffer, spec)
         node.writes.add(spec.buffer)
-        self._edge(node, loop_node)
+        self._edge(node, loop_node, False)
         place = self.places[spec.buffer]
         if isinstance(place, InputPlace):
             state = self._program.inputs[place.input_index].buffer
             for reader in self._readers(state):
                 if reader is not node:
-                    self._edge(reader, node)
+                    self._edge(reader, node, False)
 
     def _commit(self, output_index: int, input_index: int) -> None:
         spec = self._program.outputs[output_index]
         state = self._program.inputs[input_index].buffer
         node = self._copy_task(f"commit_{state}", spec, InputPlace(input_index), spec)
         for reader in self._readers(state):
-            self._edge(reader, node)
+            self._edge(reader, node, state in reader.aligned)
 
     def _order_state_writers(self) -> None:
         """Every copy that reads an input placed last must still run before that input's writer."""
@@ -315,25 +350,54 @@ class _Graph:
             state = self._program.inputs[place.input_index].buffer
             for reader in self._readers(state):
                 if reader is not self._writer[name]:
-                    self._edge(reader, self._writer[name])
+                    self._edge(reader, self._writer[name], state in reader.aligned)
 
     # ------------------------------------------------------------------ stages
 
     def stages(self) -> tuple[Stage, ...]:
-        """Tasks by longest path; each loop is a stage of its own."""
+        """Tasks by longest path; each loop is a stage of its own, each region the first task of its stage."""
         levels = self._levels()
         by_level: dict[int, list[_Node]] = {}
         for node in self._nodes:
             by_level.setdefault(levels[node], []).append(node)
+        regions = {level: self._region_of(nodes) for level, nodes in by_level.items()}
         stages = []
         for level in sorted(by_level):
-            tasks = [node.task for node in by_level[level]]
-            side_by_side = tuple(task for task in tasks if task.loop is None and task.num_pieces)
+            tasks = [node.task for node in by_level[level] if node.task.loop is None and not node.inside]
+            region = regions[level]
+            side_by_side = (*((region,) if region else ()), *(task for task in tasks if task.num_pieces))
             if side_by_side:
                 _check_pieces(side_by_side)
                 stages.append(Stage(side_by_side))
-            stages += [Stage((task,)) for task in tasks if task.loop is not None]
+            stages += [Stage((node.task,)) for node in by_level[level] if node.task.loop is not None]
         return tuple(stages)
+
+    def _region_of(self, nodes: list[_Node]) -> Task | None:
+        """The task of the nodes of one level that are inside of the region, or None; places what only they touch."""
+        inside = _in_order([node for node in nodes if node.inside and node.task.num_pieces])
+        if not inside or self._region is None:
+            return None
+        split = self._region.split
+        parts = tuple(node.task for node in inside)
+        scalars = frozenset(spec.buffer for spec in self._program.scalar_inputs)
+        aligned = [node.aligned for node in inside]
+        region = RegionParts(parts, aligned, split, self._declared, self.places, scalars, self._options.threads)
+        private = {name for name in region.written if self._is_private(name, inside)}
+        layout = lay_out(region, private, self._target.shared_bytes_per_block)
+        self.places.update(layout.slabs)
+        waits = block_barriers(region, layout)
+        reads = tuple(dict.fromkeys(name for part in parts for name in part.reads if name not in layout.slabs))
+        strangers = {name for node in inside for name in node.reads - node.aligned}
+        stores = tuple(name for name in region.written if name not in layout.slabs)
+        near = frozenset((set(reads) | set(stores)) - strangers)
+        block = BlockRegion(split, parts, waits, near, layout)
+        return Task("region", parts[-1].name, stores=stores, reads=reads, num_pieces=split.pieces, region=block)
+
+    def _is_private(self, name: str, inside: Sequence[_Node]) -> bool:
+        """Whether a value lies in the arena and nobody outside of these nodes reads it."""
+        if not isinstance(self.places[name], ArenaPlace):
+            return False
+        return all(reader in inside and name in reader.aligned for reader in self._readers(name))
 
     def _levels(self) -> dict[_Node, int]:
         waiting = {node: len(node.before) for node in self._nodes}
@@ -341,7 +405,8 @@ class _Graph:
         levels: dict[_Node, int] = {}
         while ready:
             node = ready.pop()
-            levels[node] = 1 + max((levels[before] for before in node.before), default=-1)
+            steps = [levels[before] + (before not in node.near) for before in node.before]
+            levels[node] = max(steps, default=0)
             for after in node.after:
                 waiting[after] -= 1
                 if waiting[after] == 0:
@@ -349,6 +414,17 @@ class _Graph:
         if len(levels) != len(self._nodes):
             raise VerificationError("the task graph has a cycle")
         return levels
+
+
+def _in_order(nodes: list[_Node]) -> list[_Node]:
+    """Nodes after those that they wait for, else as they came."""
+    done: list[_Node] = []
+    waiting = list(nodes)
+    while waiting:
+        node = next(node for node in waiting if not any(other in node.before for other in waiting))
+        waiting.remove(node)
+        done.append(node)
+    return done
 
 
 def _check_pieces(tasks: Sequence[Task]) -> None:
@@ -395,7 +471,7 @@ def _dtype_of(spec: TensorSpec | ScalarSpec) -> str:
 
 def elements_per_thread(num_elements: int, threads: int, target: Target) -> int:
     """Elements that one thread of a pointwise task computes."""
-    return max(1, min(_MAX_ELEMENTS_PER_THREAD, num_elements // (threads * target.num_sms)))
+    return max(1, min(MAX_ELEMENTS_PER_THREAD, num_elements // (threads * target.num_sms)))
 
 
 def pointwise_pieces(num_elements: int, threads: int, target: Target) -> int:

@@ -26,6 +26,7 @@ MAX_SCATTERED = 8
 MAX_PARTIALS = 256
 MAX_THREAD_COUNT = 16
 MAX_SPLIT = 32
+MAX_PIECE_COUNT = 64
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 THIN_CHUNK = 32
 # Costs behind the choice of tiles, microseconds, with 256 threads per block; measured on an H200.
@@ -38,6 +39,8 @@ _TENSOR_OUTPUT_US = 4.0e-7
 _EPILOGUE_OUTPUT_US = 4.0e-4
 _EXTRA_STAGE_US = 1.2
 _PARTIAL_BYTES_PER_US = 2.0e6
+_VECTOR_FMAS_PER_US = 1.0e6
+_MIN_GROUP_DEPTH = 8
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -54,7 +57,7 @@ class ProductPlan:
     path : str
         ``"gemv"`` (one row, depth split over a block's threads), ``"gemv_t"`` (one column),
         ``"thin"`` (one thread per output; all that are not float32), ``"tensor"`` (``mma.sync`` tiles), ``"tile"``
-        (float32 FMA tiles).
+        (float32 FMA tiles), ``"block"`` (a piece of a block region: its operands lie in shared memory).
     m, n, k : int
         Product shape.
     tile_m, tile_n, tile_k : int
@@ -106,12 +109,17 @@ class ProductPlan:
 
 
 def plan_product(operation: Operation, target: Target, options: Options) -> ProductPlan:
-    """Choose path and tiles of an ``mm``, ``addmm`` or ``bmm``."""
+    """Choose path and tiles of an ``mm``, ``addmm`` or ``bmm``; one in a block region has the attribute ``pieces``."""
     a, b = operation.inputs[-2:]
     assert isinstance(a, TensorSpec) and isinstance(b, TensorSpec)
     (m, k), n = a.shape[-2:], b.shape[-1]
     batch = a.shape[0] if a.ndim == 3 else 1
     threads = options.threads
+    if "pieces" in operation.attrs:
+        pieces = operation.attrs["pieces"]
+        if operation.op == "product_partials":
+            return ProductPlan("block", m, n, k, m, n, k // pieces, pieces, k // pieces, 16, batch)
+        return ProductPlan("block", m, n, k, m if a.ndim == 3 else m // pieces, n, k, 1, k, 16, batch)
     skew = 16 if options.shared_skew is None else options.shared_skew
     if scale_of(operation, "alpha") == 0:
         return _thin(batch, m, n, 0, target, threads, skew)
@@ -175,6 +183,73 @@ def _best_tiles(
     return best[1]
 
 
+def product_cost_us(plan: ProductPlan, target: Target) -> float:
+    """Estimated time of a product on the whole grid, whatever its path."""
+    if plan.path in ("tile", "tensor"):
+        return _tile_cost_us(plan, target)
+    waves = ceil_div(plan.num_pieces, target.num_sms)
+    return waves * _PIECE_US + plan.num_outputs * plan.k / _VECTOR_FMAS_PER_US
+
+
+@dataclass(frozen=True)
+class BlockTile:
+    """How the threads of a block share an M x N x K product whose operands lie in shared memory.
+
+    Thread ``t`` is lane ``t % lanes_n`` along n, then one of ``groups_m`` along m, then one of
+    ``groups_k`` along the depth, each of which adds up ``depth`` elements in order; the groups' sums
+    are added in order. It has ``micro_m`` neighbouring rows and ``micro_n`` columns ``lanes_n`` apart.
+    """
+
+    lanes_n: int
+    groups_m: int
+    groups_k: int
+    micro_m: int
+    micro_n: int
+    depth: int
+
+
+def block_tile(m: int, n: int, k: int, threads: int) -> BlockTile:
+    """The fastest use of a block's threads by a count of shared-memory and FMA cycles."""
+    best: tuple[float, BlockTile] | None = None
+    lanes_n = min(32, 1 << max(n - 1, 0).bit_length())
+    for micro_m in (1, 2, 4, 8):
+        if micro_m > 1 and micro_m >= 2 * m:
+            continue
+        for micro_n in (1, 2, 4):
+            if micro_n > 1 and (micro_n // 2) * lanes_n >= n:
+                continue
+            groups_m = min(threads // lanes_n, ceil_div(m, micro_m))
+            groups_k = max(1, min(threads // (lanes_n * groups_m), ceil_div(k, _MIN_GROUP_DEPTH)))
+            depth = ceil_div(ceil_div(k, groups_k), 4) * 4
+            tile = BlockTile(lanes_n, groups_m, max(1, ceil_div(k, depth)), micro_m, micro_n, depth)
+            cost = _block_tile_cycles(tile, m, n, threads)
+            if best is None or cost < best[0]:
+                best = (cost, tile)
+    assert best is not None
+    return best[1]
+
+
+def block_sums_bytes(plan: ProductPlan, threads: int, plain: bool) -> int:
+    """Shared memory through which the sums of a product in a region go to the epilogue; 0: from registers.
+
+    ``plain`` says that the epilogue is a store of the sum itself.
+    """
+    groups = block_tile(plan.tile_m, plan.tile_n, plan.tile_k, threads).groups_k
+    outputs = plan.tile_m * plan.tile_n
+    return 0 if groups == 1 and (plain or outputs <= threads // 2) else 4 * groups * outputs
+
+
+def _block_tile_cycles(tile: BlockTile, m: int, n: int, threads: int) -> float:
+    rounds = ceil_div(m, tile.groups_m * tile.micro_m) * ceil_div(n, tile.lanes_n * tile.micro_n)
+    warps = ceil_div(min(threads, tile.lanes_n * tile.groups_m * tile.groups_k), 32)
+    shared = warps * (tile.micro_m / 4 * min(4, 32 // tile.lanes_n) + tile.micro_n)
+    fma = ceil_div(warps, 4) * tile.micro_m * tile.micro_n
+    latency = 8 + tile.micro_m * tile.micro_n
+    cycles = rounds * tile.depth * max(shared, fma, latency / 2)
+    merged = 0 if tile.groups_k == 1 else 60 + 2 * tile.groups_k * m * n / 32
+    return cycles + merged
+
+
 def _tile_cost_us(plan: ProductPlan, target: Target) -> float:
     """Estimated time of the product: its waves of pieces, and the detour of partials."""
     outputs = plan.tile_m * plan.tile_n
@@ -231,9 +306,11 @@ def plan_reduction(operation: Operation, target: Target, options: Options) -> Re
     source = operation.inputs[0]
     assert isinstance(source, TensorSpec)
     dims = reduced_dims(source.shape, operation.attrs)
-    count = prod(source.shape[dim] for dim in dims)
+    count = reduced_count(operation)
     rows = prod(size for dim, size in enumerate(source.shape) if dim not in dims)
     by_columns = not _is_innermost(source, dims)
+    if "pieces" in operation.attrs:
+        return _plan_piece(rows, count, operation.attrs["pieces"], options)
     warps = options.threads // 32
     splittable = operation.op not in ("softmax_stats", "moments")
     if by_columns and rows >= 8:
@@ -254,6 +331,23 @@ def plan_reduction(operation: Operation, target: Target, options: Options) -> Re
         chunk = ceil_div(count, partials)
         return ReductionPlan("block", rows, count, ceil_div(count, chunk), chunk, 1)
     return ReductionPlan("block", rows, count, 1, count, 1)
+
+
+def _plan_piece(rows: int, count: int, pieces: int, options: Options) -> ReductionPlan:
+    """Partial results of one piece of a block region, whose operands are near."""
+    chunk = count // pieces
+    if rows >= 32 and chunk <= MAX_PIECE_COUNT:
+        return ReductionPlan("thread", rows, count, pieces, chunk, options.threads)
+    if rows >= 8:
+        return ReductionPlan("columns", rows, count, pieces, chunk, 32)
+    return ReductionPlan("block", rows, count, pieces, chunk, 1)
+
+
+def reduced_count(operation: Operation) -> int:
+    """Elements that go into each result of a reduction."""
+    source = operation.inputs[0]
+    assert isinstance(source, TensorSpec)
+    return prod(source.shape[dim] for dim in reduced_dims(source.shape, operation.attrs))
 
 
 def _is_innermost(source: TensorSpec, dims: tuple[int, ...]) -> bool:

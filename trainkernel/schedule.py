@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from trainkernel.dtypes import DTYPES
 from trainkernel.ir import Loop, Operation, Program, TensorSpec
 from trainkernel.options import Options
 from trainkernel.products import ProductPlan, ReductionPlan, ScanPlan
+from trainkernel.regions import Split
 from trainkernel.target import Target
 
 
@@ -37,7 +39,52 @@ class ArenaPlace:
     """In the arena; the memory plan gives the offset."""
 
 
-Place: TypeAlias = InputPlace | OutputPlace | ArenaPlace
+@dataclass(frozen=True)
+class SharedPlace:
+    """In the shared memory of the block that computes the rows: a piece's own elements from a byte offset on."""
+
+    offset_bytes: int
+    own_elements: int
+
+
+Place: TypeAlias = InputPlace | OutputPlace | ArenaPlace | SharedPlace
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A copy in shared memory of part of a buffer from outside of a region.
+
+    Row ``i`` of the copy for piece ``c`` begins at element ``offset + c * piece_stride + i * row_stride``
+    of the buffer; in shared memory rows are ``columns + padding`` elements apart, ``columns`` rounded up
+    to 4 where there is padding.
+    """
+
+    buffer: str
+    offset: int
+    rows: int
+    columns: int
+    row_stride: int
+    piece_stride: int
+    dtype: str
+    padding: int
+
+    @property
+    def stride(self) -> int:
+        """Elements between rows in shared memory."""
+        return -(-self.columns // 4) * 4 + self.padding if self.padding else self.columns
+
+    @property
+    def size_bytes(self) -> int:
+        return self.rows * self.stride * DTYPES[self.dtype].itemsize_bytes
+
+
+@dataclass(frozen=True)
+class SharedLayout:
+    """Byte offsets in a region's shared memory: of slabs and staged copies; scratch begins at ``end_bytes``."""
+
+    slabs: Mapping[str, SharedPlace]
+    staged: Mapping[Staged, int]
+    end_bytes: int
 
 
 @dataclass(frozen=True)
@@ -60,7 +107,7 @@ class Task:
     Attributes
     ----------
     kind : str
-        ``"pointwise"``, ``"reduction"``, ``"product"``, ``"scan"``, ``"copy"`` or ``"loop"``.
+        ``"pointwise"``, ``"reduction"``, ``"product"``, ``"scan"``, ``"copy"``, ``"loop"`` or ``"region"``.
     name : str
         The buffer it is best known by.
     root : Operation or None
@@ -78,6 +125,7 @@ class Task:
     plan : ProductPlan, ReductionPlan, ScanPlan or None
     copy : Copy or None
     loop : LoopSchedule or None
+    region : BlockRegion or None
     """
 
     kind: str
@@ -92,6 +140,7 @@ class Task:
     plan: ProductPlan | ReductionPlan | ScanPlan | None = None
     copy: Copy | None = None
     loop: LoopSchedule | None = None
+    region: BlockRegion | None = None
 
     @property
     def operations(self) -> tuple[Operation, ...]:
@@ -101,6 +150,8 @@ class Task:
         if self.copy is not None:
             source = "zeros" if self.copy.source is None else str(self.copy.source)
             return f"copy {self.name}: {source} -> {_format_place(self.copy.destination)}, {self.num_pieces} pieces"
+        if self.region is not None:
+            return f"region of {self.region.split}, {len(self.region.parts)} parts"
         if self.loop is not None:
             return f"loop {self.name}: {self.loop.loop.length} x {self.loop.schedule.num_stages} stages"
         parts = [f"{self.kind} {self.name}: stores {', '.join(self.stores)}"]
@@ -132,6 +183,35 @@ class Stage:
     @property
     def num_pieces(self) -> int:
         return sum(task.num_pieces for task in self.tasks)
+
+
+@dataclass(frozen=True)
+class BlockRegion:
+    """Tasks that one block computes for its rows, one after another.
+
+    Attributes
+    ----------
+    split : Split
+    parts : tuple of Task
+        In order; ``waits[i]`` says whether a block barrier stands before part ``i``, ``waits[-1]``
+        whether one ends the piece. Part 0 always waits for the staged copies.
+    aligned : frozenset of str
+        Buffers of which every part touches the piece's own rows alone.
+    shared : SharedLayout
+    """
+
+    split: Split
+    parts: tuple[Task, ...]
+    waits: tuple[bool, ...]
+    aligned: frozenset[str]
+    shared: SharedLayout
+
+
+def runs_whole(part: Task) -> bool:
+    """Whether a part is no run of rows: it goes through all of its own pieces, in a region of one piece."""
+    if part.kind == "product":
+        return isinstance(part.plan, ProductPlan) and part.plan.path != "block"
+    return part.kind == "scan" or (isinstance(part.plan, ReductionPlan) and part.plan.path == "scatter")
 
 
 @dataclass(frozen=True)
@@ -186,10 +266,13 @@ class Schedule:
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """All tasks in stage order, those of loop bodies in the place of their loop."""
+        """All tasks in stage order: those of loop bodies in the place of their loop, the parts of regions in theirs."""
         found: list[Task] = []
         for stage in self.stages:
             for task in stage.tasks:
+                if task.region is not None:
+                    found.extend(task.region.parts)
+                    continue
                 found.append(task)
                 if task.loop is not None:
                     found.extend(task.loop.schedule.tasks)
@@ -205,6 +288,8 @@ def _format_stages(schedule: Schedule, indent: str) -> list[str]:
         lines.append(f"{indent}stage {number} ({stage.scope}, {stage.num_pieces} pieces)")
         for task in stage.tasks:
             lines.append(f"{indent}  {task}")
+            if task.region is not None:
+                lines += [f"{indent}    {part}" for part in task.region.parts]
             if task.loop is not None:
                 lines += _format_stages(task.loop.schedule, indent + "    ")
     return lines

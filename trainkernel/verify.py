@@ -3,16 +3,17 @@
 It does not look at how the scheduler chose stages or the planner barriers. It walks the tasks
 in the order in which the kernel will run them (loop bodies twice, which shows every hazard between
 neighbouring iterations), keeps for every byte range who touched it since the last barrier, and
-refuses a plan in which two conflicting tasks meet without a barrier between them.
+refuses a plan in which two conflicting tasks meet without a barrier of the scope that they need:
+the grid's, or, between tasks that touch the rows of their own piece, the block's.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainkernel.errors import VerificationError
-from trainkernel.memory import ByteRange, Frame, MemoryPlan, byte_range
-from trainkernel.schedule import Schedule, Task
+from trainkernel.memory import ByteRange, Frame, MemoryPlan, Scope, byte_range, copied_range
+from trainkernel.schedule import BlockRegion, Schedule, Task
 
 
 @dataclass(frozen=True)
@@ -20,46 +21,86 @@ class _Touch:
     task: str
     place: ByteRange
     write: bool
-    pass_number: tuple[int, ...]
 
 
 class _Walk:
-    """Accesses since the last barrier, in execution order."""
+    """Accesses since the last barrier of each scope, in execution order."""
 
     def __init__(self) -> None:
-        self._since: list[_Touch] = []
+        self._since: dict[str, list[_Touch]] = {"grid": [], "block": []}
         self._written: dict[str, list[ByteRange]] = {}
 
-    def barrier(self) -> None:
-        self._since.clear()
+    def barrier(self, scope: Scope) -> None:
+        """A grid barrier is a block barrier too."""
+        if scope is not None:
+            self._since["block"].clear()
+        if scope == "grid":
+            self._since["grid"].clear()
 
-    def touch(self, task: Task, frame: Frame, passes: tuple[int, ...]) -> None:
-        own: list[_Touch] = []
-        for name in task.reads:
-            place = byte_range(frame.storage(name))
-            if place is not None:
-                own.append(_Touch(task.name, place, False, passes))
-                self._check_written(task, name, place)
-        destinations = [frame.storage(name) for name in task.stores]
+    def touch(self, task: Task, frame: Frame) -> None:
+        if task.region is not None:
+            self._region(task, task.region, frame)
+            return
+        reads = [(name, byte_range(frame.storage(name))) for name in task.reads]
+        writes = [byte_range(frame.storage(name)) for name in task.stores]
         if task.copy is not None:
-            destinations.append(frame.destination(task.copy.destination, task.copy.dtype))
-        for storage in destinations:
-            place = byte_range(storage)
+            writes.append(copied_range(task.copy, frame, None))
+        self._all(task, reads, writes)
+
+    def _region(self, task: Task, region: BlockRegion, frame: Frame) -> None:
+        """The parts of a piece; then, as far as shared memory goes, those of the piece after it."""
+        for second in range(2 if region.split.pieces > 1 else 1):
+            near_only = second > 0
+            if not near_only:
+                self._since["block"] = [touch for touch in self._since["block"] if touch.place.space != "shared"]
+            fetched = [ByteRange("shared", at, at + copy.size_bytes) for copy, at in region.shared.staged.items()]
+            self._all(task, [], list(fetched))
+            for part, waits in zip(region.parts, region.waits, strict=False):
+                if waits:
+                    self.barrier("block")
+                reads = [(name, self._in_rows(name, region, frame)) for name in part.reads]
+                writes = [self._in_rows(name, region, frame) for name in part.stores]
+                if part.copy is not None:
+                    writes.append(copied_range(part.copy, frame, region))
+                if near_only:
+                    reads = [(name, place) for name, place in reads if place is not None and place.space == "shared"]
+                    writes = [place for place in writes if place is not None and place.space == "shared"]
+                self._all(part, reads, writes)
+            if region.waits[-1]:
+                self.barrier("block")
+
+    @staticmethod
+    def _in_rows(name: str, region: BlockRegion, frame: Frame) -> ByteRange | None:
+        place = byte_range(frame.storage(name))
+        return replace(place, split=region.split) if place is not None and name in region.aligned else place
+
+    def _all(
+        self, task: Task, reads: list[tuple[str, ByteRange | None]], writes: list[ByteRange | None]
+    ) -> None:
+        own: list[_Touch] = []
+        for name, place in reads:
+            if place is not None:
+                own.append(_Touch(task.name, place, False))
+                self._check_written(task, name, place)
+        for place in writes:
             assert place is not None
-            own.append(_Touch(task.name, place, True, passes))
+            own.append(_Touch(task.name, place, True))
             self._written.setdefault(place.space, []).append(place)
-        for mine in own:
-            for other in self._since:
-                if (mine.write or other.write) and mine.place.overlaps(other.place):
-                    raise VerificationError(
-                        f"tasks {other.task!r} and {task.name!r} meet at {mine.place} without a barrier between them"
-                    )
-        self._since += own
+        for scope, since in self._since.items():
+            for mine in own:
+                for other in since:
+                    if (mine.write or other.write) and mine.place.scope(other.place) == scope:
+                        raise VerificationError(
+                            f"tasks {other.task!r} and {task.name!r} meet at {mine.place} without a {scope} barrier "
+                            "between them"
+                        )
+        for since in self._since.values():
+            since += own
 
     def _check_written(self, task: Task, name: str, place: ByteRange) -> None:
-        if place.space != "arena":
+        if place.space not in ("arena", "shared"):
             return
-        if not any(place.overlaps(written) for written in self._written.get("arena", [])):
+        if not any(place.overlaps(written) for written in self._written.get(place.space, [])):
             raise VerificationError(f"task {task.name!r} reads {name!r} at {place}, which nothing has written")
 
 
@@ -72,7 +113,7 @@ def verify_plan(schedule: Schedule, plan: MemoryPlan) -> None:
         Naming the tasks or buffers.
     """
     _check_lifetimes(plan, plan.end_bytes)
-    _walk(Frame.outermost(schedule, plan), _Walk(), ())
+    _walk(Frame.outermost(schedule, plan), _Walk())
 
 
 def _check_lifetimes(plan: MemoryPlan, limit: int) -> None:
@@ -89,16 +130,14 @@ def _check_lifetimes(plan: MemoryPlan, limit: int) -> None:
         _check_lifetimes(inner, limit)
 
 
-def _walk(frame: Frame, walk: _Walk, passes: tuple[int, ...]) -> None:
-    for stage, waits in zip(frame.schedule.stages, frame.plan.barriers, strict=True):
-        if waits:
-            walk.barrier()
+def _walk(frame: Frame, walk: _Walk) -> None:
+    for stage, scope in zip(frame.schedule.stages, frame.plan.barriers, strict=True):
+        walk.barrier(scope)
         for task in stage.tasks:
             if task.loop is None:
-                walk.touch(task, frame, passes)
+                walk.touch(task, frame)
                 continue
             inner = frame.inside(task.loop)
-            for number in range(2):
-                _walk(inner, walk, (*passes, number))
-                if inner.plan.back_edge:
-                    walk.barrier()
+            for _ in range(2):
+                _walk(inner, walk)
+                walk.barrier(inner.plan.back_edge)

@@ -31,6 +31,7 @@ def generate(
     split_k_gemv: bool | None = None,
     threads_per_block: int | None = None,
     inline_input_casts: bool | None = None,
+    region_pieces: int | None = None,
     inplace_outputs: Mapping[int, int] | None = None,
 ) -> GeneratedKernel:
     """Generate the kernel of a Program; needs neither a GPU nor a toolkit.
@@ -69,6 +70,7 @@ def generate(
             "split_k_gemv": split_k_gemv,
             "threads_per_block": threads_per_block,
             "inline_input_casts": inline_input_casts,
+            "region_pieces": region_pieces,
         }
     )
     inplace = check_inplace_outputs(program, inplace_outputs)

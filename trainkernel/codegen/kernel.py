@@ -9,13 +9,14 @@ from importlib.resources import files
 
 from trainkernel.codegen.generated import GeneratedKernel, Region, ScalarSlot, Slot, TaskInfo
 from trainkernel.codegen.host_entry import HostEntryDescription, HostScalar, HostTensor, emit_host_entry
-from trainkernel.codegen.tasks import emit_task, emit_uniform
-from trainkernel.codegen.text import comment
+from trainkernel.codegen.regions import emit_staging
+from trainkernel.codegen.tasks import TaskFunction, emit_task, emit_uniform
+from trainkernel.codegen.text import block, comment
 from trainkernel.dtypes import DTYPES
 from trainkernel.ir import Loop, Program, ScalarSpec, TensorSpec, length_limits
-from trainkernel.memory import Frame, MemoryPlan, Storage
+from trainkernel.memory import Frame, MemoryPlan, Scope, Storage
 from trainkernel.products import ProductPlan
-from trainkernel.schedule import Schedule, Stage, Task
+from trainkernel.schedule import BlockRegion, Schedule, Stage, Task, runs_whole
 
 ENTRY = "trainkernel_step"
 MAX_DIRECT_SLOTS = 480
@@ -29,6 +30,8 @@ _TEMPLATES = (
     "product_operand",
     "product_tile",
     "product_tensor",
+    "block_product",
+    "staged",
     "functions",
     "typed",
     "reduce_more",
@@ -104,6 +107,8 @@ class _Body:
     # Expressions behind storages -----------------------------------------------------------
 
     def base(self, storage: Storage) -> str:
+        if storage.space == "shared":
+            return f"slabs + {storage.index}"
         if storage.space == "arena":
             return f"p.workspace + {storage.index}"
         if not self.layout.uses_table:
@@ -126,37 +131,53 @@ class _Body:
     # Statements ----------------------------------------------------------------------------
 
     def schedule(self, frame: Frame, indent: str) -> None:
-        for stage, waits in zip(frame.schedule.stages, frame.plan.barriers, strict=True):
+        for stage, scope in zip(frame.schedule.stages, frame.plan.barriers, strict=True):
             number = self.num_stages
             self.num_stages += 1
-            if waits:
-                self.barrier(number, indent)
+            self.barrier(scope, number, indent)
             self.lines.append("")
             self.lines.append(f"{indent}{comment(_stage_title(number, stage))}")
             offset = 0
             for task in stage.tasks:
                 if task.loop is not None:
                     self.loop(task, frame, indent)
+                elif task.region is not None:
+                    self.region(task.region, number, frame, indent)
+                    offset += task.num_pieces
                 else:
                     self.task(task, number, offset, frame, indent)
                     offset += task.num_pieces
 
-    def barrier(self, stage: int, indent: str) -> None:
-        self.lines.append(f"{indent}if (!tk_grid_barrier(barrier, {stage})) return;")
-        self.shared_in_use = False
+    def barrier(self, scope: Scope, stage: int, indent: str) -> None:
+        if scope == "grid":
+            self.lines.append(f"{indent}if (!tk_grid_barrier(barrier, {stage})) return;")
+        elif scope == "block":
+            self.lines.append(f"{indent}__syncthreads();  // the rows of this block's pieces are complete")
+        if scope is not None:
+            self.shared_in_use = False
 
-    def task(self, task: Task, stage: int, offset: int, frame: Frame, indent: str) -> None:
+    def function(self, task: Task, stage: int, frame: Frame, region: BlockRegion | None = None) -> tuple[TaskFunction, str, str]:
+        """A task's function, its mark for the emulator, and the head and tail of a call of it for ``piece``."""
         task_id = len(self.tasks)
-        function = emit_task(task, task_id, stage, frame, self.base, self.scalar)
+        function = emit_task(task, task_id, stage, frame, self.base, self.scalar, region)
         self.functions.append(function.text)
         self.templates |= function.templates
-        self.shared_bytes = max(self.shared_bytes, function.shared_bytes)
+        scratch = region.shared.end_bytes if region is not None else 0
+        self.shared_bytes = max(self.shared_bytes, scratch + function.shared_bytes)
         names = tuple(str(operation) for operation in task.operations) or (str(task),)
         self.tasks.append(TaskInfo(stage, task.name, names))
         self.uses_uniform |= function.uses_uniform
         uniform = ", u" if function.uses_uniform else ""
-        shared = ", shared" if function.shared_bytes else ""
+        shared = (f", shared + {scratch}" if scratch else ", shared") if function.shared_bytes else ""
+        shared = f", shared{shared}" if region is not None else shared
         steps = "".join(f", step_{depth}" for depth in range(frame.depth))
+        call = f"{function.name}(p{uniform}, piece{shared}{steps});"
+        if region is not None and runs_whole(task):
+            call = f"for (int piece = 0; piece < {task.num_pieces}; ++piece) {call}"
+        return function, f"TK_TASK({stage}, {task_id});", call
+
+    def task(self, task: Task, stage: int, offset: int, frame: Frame, indent: str) -> None:
+        function, mark, call = self.function(task, stage, frame)
         first = f"tk_first_piece({offset})" if offset else "blockIdx.x"
         if self.shared_in_use and function.needs_free_shared:
             self.lines.append(f"{indent}__syncthreads();  // shared is free: the task before may still read it")
@@ -164,10 +185,44 @@ class _Body:
         self.lines += [
             "#pragma unroll 1",
             f"{indent}for (int piece = {first}; piece < {task.num_pieces}; piece += gridDim.x) {{",
-            f"{indent}{_INDENT}TK_TASK({stage}, {task_id});",
-            f"{indent}{_INDENT}{function.name}(p{uniform}, piece{shared}{steps});",
+            f"{indent}{_INDENT}{mark}",
+            f"{indent}{_INDENT}{call}",
             f"{indent}}}",
         ]
+
+    def region(self, region: BlockRegion, stage: int, frame: Frame, indent: str) -> None:
+        """The pieces of a region that a block computes, one after another; the parts of each in order."""
+        inner = indent + _INDENT
+        common = emit_staging(region, frame, self.base, of_piece=False)
+        own = emit_staging(region, frame, self.base, of_piece=True)
+        fetches = bool(common or own)
+        if fetches:
+            self.templates.add("staged")
+        self.shared_bytes = max(self.shared_bytes, region.shared.end_bytes)
+        if self.shared_in_use:
+            self.lines.append(f"{indent}__syncthreads();  // shared is free: what ran before may still read it")
+        mark = f"TK_TASK({stage}, {len(self.tasks)});"
+        if common:  # a block without a piece would not wait for its copies
+            self.lines += [f"{indent}{line}" for line in block(f"if (blockIdx.x < {region.split.pieces})", [mark, *common])]
+        self.lines += [
+            "#pragma unroll 1",
+            f"{indent}for (int piece = blockIdx.x; piece < {region.split.pieces}; piece += gridDim.x) {{",
+        ]
+        self.lines += [f"{inner}{line}" for line in ([mark, *own] if own else [])]
+        if fetches:
+            self.lines.append(f"{inner}tk_cp_async_commit();")
+        for part, waits in zip(region.parts, region.waits, strict=False):
+            _, mark, call = self.function(part, stage, frame, region)
+            if waits:
+                if fetches:
+                    self.lines.append(f"{inner}tk_cp_async_wait<0>();")
+                    fetches = False
+                self.lines.append(f"{inner}__syncthreads();")
+            self.lines += [f"{inner}{mark}", f"{inner}{call}"]
+        if region.waits[-1]:
+            self.lines.append(f"{inner}__syncthreads();  // the next piece takes the same shared memory")
+        self.lines.append(f"{indent}}}")
+        self.shared_in_use = self.shared_bytes > 0
 
     def loop(self, task: Task, frame: Frame, indent: str) -> None:
         assert task.loop is not None
@@ -182,15 +237,15 @@ class _Body:
             f"{indent}for (int {counter} = 0; {counter} < {length}; ++{counter}) {{",
             f"{indent}{_INDENT}const int {inner.step_name} = {step};",
         ]
-        self.shared_in_use |= not inner.plan.back_edge  # an iteration may follow another directly
+        self.shared_in_use |= inner.plan.back_edge is None  # an iteration may follow another directly
         self.schedule(inner, indent + _INDENT)
-        if inner.plan.back_edge:
-            self.barrier(self.num_stages - 1, indent + _INDENT)
+        self.barrier(inner.plan.back_edge, self.num_stages - 1, indent + _INDENT)
         self.lines.append(f"{indent}}}")
 
 
 def _stage_title(number: int, stage: Stage) -> str:
-    return f"Stage {number}: {', '.join(task.name for task in stage.tasks)}"
+    names = [str(task) if task.region else task.name for task in stage.tasks]
+    return f"Stage {number}: {', '.join(names)}"
 
 
 # ---------------------------------------------------------------------------- the text

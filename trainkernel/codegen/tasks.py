@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from trainkernel.access import AccessWalker, ReductionSpace, operand_index
 from trainkernel.arithmetic import domain_of, scale_of
 from trainkernel.codegen.conversions import C_TYPES, register_type, store
+from trainkernel.codegen.regions import BlockProduct, near_elements
 from trainkernel.codegen.scans import emit_scan, emit_scatter, scan_shared_bytes, scatter_shared_bytes
 from trainkernel.codegen.text import INDENT, block, comment, function_object
 from trainkernel.codegen.values import PointerText, TaskScope, ValueScope, reduce_type, uniform_buffers
@@ -17,9 +18,9 @@ from trainkernel.ir import Operation, TensorSpec
 from trainkernel.memory import Frame
 from trainkernel.ops import literal
 from trainkernel.ops.domains import domain_of_dtype
-from trainkernel.placement import elements_per_thread
+from trainkernel.placement import MAX_ELEMENTS_PER_THREAD, elements_per_thread
 from trainkernel.products import ProductPlan, ReductionPlan, ScanPlan, ceil_div
-from trainkernel.schedule import Task
+from trainkernel.schedule import BlockRegion, Task
 
 _FORMATS = {"float16": "TkFloat16Format", "bfloat16": "TkBfloat16Format"}
 
@@ -78,10 +79,16 @@ class TaskFunction:
 
 
 def emit_task(
-    task: Task, task_id: int, stage: int, frame: Frame, base: PointerText, scalar: PointerText
+    task: Task,
+    task_id: int,
+    stage: int,
+    frame: Frame,
+    base: PointerText,
+    scalar: PointerText,
+    region: BlockRegion | None = None,
 ) -> TaskFunction:
-    """The function of one task (any kind but a loop)."""
-    emitter = _TaskEmitter(task, frame, base, scalar)
+    """The function of one task (any kind but a loop or a region), or of one part of a region."""
+    emitter = _TaskEmitter(task, frame, base, scalar, region)
     body = {
         "pointwise": emitter.pointwise,
         "copy": emitter.copy,
@@ -91,7 +98,8 @@ def emit_task(
     }[task.kind]()
     name = f"task_{task_id}_{task.name}"
     steps = "".join(f", int step_{depth}" for depth in range(frame.depth))
-    shared = ", unsigned char* shared" if emitter.shared_bytes else ""
+    slabs = ", unsigned char* slabs" if region is not None else ""
+    shared = f"{slabs}, unsigned char* shared" if emitter.shared_bytes else slabs
     uses_uniform = any("u.v_" in line for line in emitter.scope.prologue() + body)
     uniform = ", const TkUniform& u" if uses_uniform else ""
     lines = [
@@ -139,13 +147,18 @@ def _describe(task: Task) -> list[str]:
 
 
 class _TaskEmitter:
-    def __init__(self, task: Task, frame: Frame, base: PointerText, scalar: PointerText) -> None:
+    def __init__(
+        self, task: Task, frame: Frame, base: PointerText, scalar: PointerText, region: BlockRegion | None
+    ) -> None:
         self.task = task
         self.frame = frame
-        self.scope = TaskScope(frame, base, scalar, hoist=task.num_elements > 1)
+        self.region = region
+        near = near_elements(task, region, frame) if region is not None else None
+        self.scope = TaskScope(frame, base, scalar, task.num_elements > 1, near)
         self.templates: set[str] = {"reduce"}
         self.shared_bytes = 0
         self.needs_free_shared = False
+        self._inside: str | None = None
         self.threads = frame.schedule.options.threads
 
     # ------------------------------------------------------------------ members and stores
@@ -203,6 +216,8 @@ class _TaskEmitter:
         ``stores`` are pairs of a statement with a gap and the value for it, ``types`` the values' C types.
         """
         total = self.task.num_elements
+        if self.region is not None:
+            return self._elements_of_piece(lines, stores, types, self.region.split.pieces)
         unroll = elements_per_thread(total, self.threads, self.frame.schedule.target)
         first = f"piece * {self.threads * unroll} + (tk_index)threadIdx.x"
         guard = total % (self.threads * unroll) != 0
@@ -210,16 +225,39 @@ class _TaskEmitter:
             body = lines + [text.format(value) for text, value in stores]
             head = [f"const tk_index i = (tk_index){first};"]
             return head + (block(f"if (i < {total})", body) if guard else body)
+        result = [f"const tk_index first = (tk_index){first};"]
+        return result + self._unrolled(lines, stores, types, unroll, str(total) if guard else None)
+
+    def _elements_of_piece(
+        self, lines: list[str], stores: list[tuple[str, str]], types: list[str], pieces: int
+    ) -> list[str]:
+        own = self.task.num_elements // pieces
+        unroll = min(MAX_ELEMENTS_PER_THREAD, ceil_div(own, self.threads))
+        begin = f"(tk_index)piece * {own}" if pieces > 1 else "(tk_index)0"
+        head = [f"const tk_index begin = {begin}, end = begin + {own};"]
+        step = self.threads * unroll
+        if unroll == 1:
+            body = lines + [text.format(value) for text, value in stores]
+            head.append("const tk_index i = begin + (tk_index)threadIdx.x;")
+            return head + (block("if (i < end)", body) if own != self.threads else body)
+        inner = self._unrolled(lines, stores, types, unroll, "end" if own % step else None)
+        loop = block(f"for (tk_index first = begin + (tk_index)threadIdx.x; first < end; first += {step})", inner)
+        return [*head, "#pragma unroll 1", *loop]
+
+    def _unrolled(
+        self, lines: list[str], stores: list[tuple[str, str]], types: list[str], unroll: int, end: str | None
+    ) -> list[str]:
+        """``unroll`` elements from ``first`` on, a block apart; all loads come before all stores."""
         names = [f"o_{number}" for number in range(len(stores))]
         keep = [f"{name}[u] = {value};" for name, (_, value) in zip(names, stores, strict=True)]
         write = [text.format(f"{name}[u]") for name, (text, _) in zip(names, stores, strict=True)]
-        result = [f"const tk_index first = (tk_index){first};"]
+        result = []
         for c_type in dict.fromkeys(types):
             own = [name for name, other in zip(names, types, strict=True) if other == c_type]
             result.append(f"{c_type} {', '.join(f'{name}[{unroll}]' for name in own)};")
         for body in (lines + keep, write):
             inner = [f"const tk_index i = first + u * {self.threads};"]
-            inner += block(f"if (i < {total})", body) if guard else body
+            inner += block(f"if (i < {end})", body) if end is not None else body
             result += ["#pragma unroll"] + block(f"for (int u = 0; u < {unroll}; ++u)", inner)
         return result
 
@@ -231,6 +269,8 @@ class _TaskEmitter:
         if plan.path == "scatter":
             self.shared_bytes = scatter_shared_bytes(self.threads)
             return emit_scatter(self.scope, root, plan, self.threads, self._epilogue)
+        if self.region is not None:
+            return self._reduction_of_piece(plan, root, self.region.split.pieces)
         row_pieces = ceil_div(plan.rows, plan.rows_per_piece)
         lines: list[str] = []
         begin, end = "0", str(plan.count)
@@ -249,9 +289,42 @@ class _TaskEmitter:
             element = linearize((variable("c", plan.partials), element), (plan.rows, 1))
             if plan.partials > 1:
                 reduce_lines.append(f"const tk_index c = piece / {row_pieces};")
+        return lines + self._reduced(plan, root, results, reduce_lines, element)
+
+    def _reduction_of_piece(self, plan: ReductionPlan, root: Operation, pieces: int) -> list[str]:
+        """The rows of a piece, or, of a reduction over rows, the piece's part of every result."""
+        partial = root.op == "reduce_partials"
+        rows = plan.rows if partial else plan.rows // pieces
+        first = f"piece * {rows} + " if pieces > 1 and not partial else ""
+        lane = {"thread": "threadIdx.x", "warp": "threadIdx.x / 32", "block": "0", "columns": "threadIdx.x % 32"}[plan.path]
+        lines: list[str] = []
+        begin, end = "0", str(plan.count)
+        if partial and pieces > 1:
+            lines.append(f"const tk_index begin = (tk_index)piece * {plan.chunk}, end = begin + {plan.chunk};")
+            begin, end = "begin", "end"
+        inner: list[str] = []
+        if plan.rows > 1 or plan.path != "block":
+            inner.append(f"const tk_index own_row = row + {lane}, r = {first}own_row;" if lane != "0" else f"const tk_index r = {first}row;")
+        inner += self._load_element(root, plan)
+        self._inside = f"own_row < {rows}"
+        results, reduce_lines = self._reduce_calls(root, plan, begin, end)
+        element: Index = variable("r", plan.rows)
+        if partial:
+            element = linearize((variable("piece", plan.partials), element), (plan.rows, 1))
+        inner += self._reduced(plan, root, results, reduce_lines, element)
+        if rows <= plan.rows_per_piece:
+            return [*lines, "const tk_index row = 0;", *inner]
+        head = f"for (tk_index row = 0; row < {rows}; row += {plan.rows_per_piece})"
+        return [*lines, "#pragma unroll 1", *block(head, inner)]
+
+    def _reduced(
+        self, plan: ReductionPlan, root: Operation, results: list[str], reduce_lines: list[str], element: Index
+    ) -> list[str]:
+        """The reduction and its epilogue, by the threads that have a result."""
         registers = {spec.buffer: name for spec, name in zip(root.outputs, results, strict=True)}
         finish = self._epilogue(registers, element)
-        inside = f"r < {plan.rows}"
+        inside = self._inside or f"r < {plan.rows}"
+        lines: list[str] = []
         if plan.path == "thread":
             return lines + block(f"if ({inside})", reduce_lines + finish)
         if plan.path == "warp":
@@ -324,7 +397,7 @@ class _TaskEmitter:
             self.shared_bytes = max(self.shared_bytes, self.threads // 32 * itemsize_bytes)
             return f"tk_reduce_block<{op}, {self.threads}, {flag}>({begin}, {end}, ({c_type}*)shared, {load})"
         self.shared_bytes = max(self.shared_bytes, self.threads * itemsize_bytes)
-        inside = f"r < {plan.rows}"
+        inside = self._inside or f"r < {plan.rows}"
         return f"tk_reduce_columns<{op}, {self.threads}, {flag}>({inside}, {begin}, {end}, ({c_type}*)shared, {load})"
 
     # ------------------------------------------------------------------ scans
@@ -340,11 +413,25 @@ class _TaskEmitter:
     def product(self) -> list[str]:
         plan, root = self.task.plan, self.task.root
         assert isinstance(plan, ProductPlan) and root is not None
+        if plan.path == "block":
+            return self._block(plan, root)
         if plan.path == "thin":
             return self._thin(plan, root)
         if plan.path in ("gemv", "gemv_t"):
             return self._vector(plan, root)
         return self._tiles(plan, root)
+
+    def _block(self, plan: ProductPlan, root: Operation) -> list[str]:
+        assert self.region is not None
+        self.templates.add("block_product")
+        a, b = self._operands(root)
+        m, n, k = variable("m", plan.m), variable("n", plan.n), variable("k", plan.k)
+        batch = variable("batch", plan.batch)
+        operands = ((a, _matrix(a, batch, m, k), "m"), (b, _matrix(b, batch, k, n), "n"))
+        product = BlockProduct(self.scope, self.task, self.region, lambda at: self._along(*operands[at][:2], "k", operands[at][2]))
+        lines = product.emit(self._result, self._epilogue)
+        self.shared_bytes = product.scratch_bytes
+        return lines
 
     def _operands(self, root: Operation) -> tuple[TensorSpec, TensorSpec]:
         a, b = root.inputs[-2:]

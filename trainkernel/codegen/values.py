@@ -8,7 +8,7 @@ body): it emits one line per value and remembers each, so that nothing is comput
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from trainkernel.access import operand_index
 from trainkernel.arithmetic import domain_of, operand_domains, scale_of
@@ -54,6 +54,8 @@ class TaskScope:
         The C expression of a scalar by value.
     hoist : bool
         Whether values at a constant index are computed once at the top of the function.
+    near : mapping of buffer name to Storage, optional
+        Buffers that are read from copies in shared memory.
 
     Attributes
     ----------
@@ -61,8 +63,16 @@ class TaskScope:
         The prelude's files that the function's text calls.
     """
 
-    def __init__(self, frame: Frame, base: PointerText, scalar: PointerText, hoist: bool) -> None:
+    def __init__(
+        self,
+        frame: Frame,
+        base: PointerText,
+        scalar: PointerText,
+        hoist: bool,
+        near: Mapping[str, Storage] | None = None,
+    ) -> None:
         self.frame = frame
+        self._near = near or {}
         self.uniform = uniform_buffers(frame)
         self.inlined = frame.schedule.inlined
         self.hoist = hoist
@@ -91,9 +101,13 @@ class TaskScope:
         operation = self.inlined.get(buffer)
         return self.frame.storage(buffer).dtype if operation is None else operation.outputs[0].dtype
 
+    def storage(self, buffer: str) -> Storage:
+        """Where a buffer is read."""
+        return self._near.get(buffer) or self.frame.storage(buffer)
+
     def read(self, buffer: str, index: Index) -> str:
         """The C expression that reads one element into a register of its dtype."""
-        storage = self.frame.storage(buffer)
+        storage = self.storage(buffer)
         if storage.space == "scalar":
             return self._scalar(storage)
         return loaded(f"{self.pointer(buffer, storage, const=True)}[{index}]", storage.dtype)

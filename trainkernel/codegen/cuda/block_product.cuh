@@ -1,0 +1,91 @@
+// A product inside of a block region: out[m, n] = sum over k of a[m, k] b[k, n] for M x N x K near the
+// block, in shared memory (or, where that is full, read in place).
+//
+// Thread t is lane t % LANES_N along n, then one of GROUPS_M along m, then one of GROUPS_K along the
+// depth. A group adds up DEPTH steps of k in order by fused multiply-add, the groups' sums are added in
+// order: the order is fixed by the sizes alone. A thread owns MICRO_M neighbouring rows and MICRO_N
+// columns LANES_N apart, so that a warp reads b without bank conflicts and a at one place. Element
+// (outer, k) of an operand is at outer * STRIDE + k along the depth, else at k * STRIDE + outer. STEP 4
+// reads four steps of k at once and asks for 16-byte aligned rows and a K that 4 divides.
+
+template <int OUTER, int STRIDE, bool ALONG_K, int STEP, int COUNT, int SPREAD>
+__device__ __forceinline__ void tk_block_read(float (&values)[STEP][COUNT], const float* from, int first, int k) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    const int outer = tk_min(first + i * SPREAD, OUTER - 1);  // beyond the end: any value, which nobody keeps
+    if constexpr (ALONG_K && STEP == 4) {
+      const float4 four = *(const float4*)(from + outer * STRIDE + k);
+      values[0][i] = four.x;
+      values[1][i] = four.y;
+      values[2][i] = four.z;
+      values[3][i] = four.w;
+    } else {
+#pragma unroll
+      for (int u = 0; u < STEP; ++u) values[u][i] = from[ALONG_K ? outer * STRIDE + k + u : (k + u) * STRIDE + outer];
+    }
+  }
+}
+
+// finish(m, n, sum) gets every sum once: from registers if DIRECT and there is one group along the depth, else
+// by way of `sums` (GROUPS_K * M * N floats), so that all threads share the epilogue's work.
+template <int M, int N, int K, int THREADS, int LANES_N, int GROUPS_M, int GROUPS_K, int MICRO_M, int MICRO_N, int DEPTH, int STEP,
+          int STRIDE_A, bool A_ALONG_K, int STRIDE_B, bool B_ALONG_K, bool DIRECT, class Finish>
+__device__ __forceinline__ void tk_block_product(const float* a, const float* b, float* sums, Finish finish) {
+  static_assert(LANES_N * GROUPS_M * GROUPS_K <= THREADS && (GROUPS_K - 1) * DEPTH < K && GROUPS_K * DEPTH >= K, "threads");
+  static_assert(STEP == 1 || (K % STEP == 0 && DEPTH % STEP == 0), "whole steps");
+  const int lane = (int)threadIdx.x % LANES_N, group_m = (int)threadIdx.x / LANES_N % GROUPS_M;
+  const int group_k = (int)threadIdx.x / (LANES_N * GROUPS_M);
+  constexpr bool STORE = DIRECT && GROUPS_K == 1;
+  if (group_k < GROUPS_K) {
+    const int k_begin = group_k * DEPTH, k_end = tk_min(k_begin + DEPTH, K);
+#pragma unroll 1
+    for (int m = group_m * MICRO_M; m < M; m += GROUPS_M * MICRO_M) {
+#pragma unroll 1
+      for (int n = lane; n < N; n += LANES_N * MICRO_N) {
+        float total[MICRO_M][MICRO_N] = {};
+#pragma unroll 1
+        for (int k = k_begin; k < k_end; k += STEP) {
+          float rows[STEP][MICRO_M], columns[STEP][MICRO_N];
+          tk_block_read<M, STRIDE_A, A_ALONG_K, STEP, MICRO_M, 1>(rows, a, m, k);
+          tk_block_read<N, STRIDE_B, B_ALONG_K, STEP, MICRO_N, LANES_N>(columns, b, n, k);
+#pragma unroll
+          for (int u = 0; u < STEP; ++u)
+#pragma unroll
+            for (int i = 0; i < MICRO_M; ++i)
+#pragma unroll
+              for (int j = 0; j < MICRO_N; ++j) total[i][j] = __fmaf_rn(rows[u][i], columns[u][j], total[i][j]);
+        }
+#pragma unroll
+        for (int i = 0; i < MICRO_M; ++i)
+#pragma unroll
+          for (int j = 0; j < MICRO_N; ++j) {
+            if (m + i >= M || n + j * LANES_N >= N) continue;
+            if constexpr (STORE)
+              finish(m + i, n + j * LANES_N, total[i][j]);
+            else
+              sums[(group_k * M + m + i) * N + n + j * LANES_N] = total[i][j];
+          }
+      }
+    }
+  }
+  if constexpr (!STORE) {
+    __syncthreads();  // the groups' sums are complete
+#pragma unroll 1
+    for (int e = (int)threadIdx.x; e < M * N; e += THREADS) {
+      float total = sums[e];
+#pragma unroll
+      for (int group = 1; group < GROUPS_K; ++group) total = __fadd_rn(total, sums[group * M * N + e]);
+      finish(e / N, e % N, total);
+    }
+  }
+}
+
+// A fused operand, evaluated once: load(outer, k).
+template <int OUTER, int DEPTH, int THREADS, int STRIDE, bool ALONG_K, class Load>
+__device__ __forceinline__ void tk_block_fill(float* to, Load load) {
+#pragma unroll 1
+  for (int e = (int)threadIdx.x; e < OUTER * DEPTH; e += THREADS) {
+    const int outer = ALONG_K ? e / DEPTH : e % OUTER, k = ALONG_K ? e % DEPTH : e / OUTER;
+    to[ALONG_K ? outer * STRIDE + k : k * STRIDE + outer] = load(outer, k);
+  }
+}

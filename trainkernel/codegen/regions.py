@@ -1,0 +1,211 @@
+"""The parts of block regions: what is fetched before them, and products whose operands lie near."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from trainkernel.codegen.conversions import C_TYPES
+from trainkernel.codegen.text import block, function_object
+from trainkernel.codegen.values import PointerText, TaskScope, ValueScope
+from trainkernel.indexing import ZERO, Index, linearize, variable
+from trainkernel.ir import Operation, TensorSpec
+from trainkernel.memory import Frame, Storage
+from trainkernel.ops import literal
+from trainkernel.products import ProductPlan, block_sums_bytes, block_tile
+from trainkernel.schedule import BlockRegion, Staged, Task
+from trainkernel.shared import filled_stride, is_plain, is_read_in_place, staged_elements, staged_matrix
+
+_ITEMSIZE_BYTES = 4
+Result: TypeAlias = Callable[[Operation, Sequence[Index]], tuple[list[str], dict[str, str]]]
+Epilogue: TypeAlias = Callable[[dict[str, str], Index], list[str]]
+
+
+def emit_staging(region: BlockRegion, frame: Frame, base: PointerText, *, of_piece: bool) -> list[str]:
+    """Calls that start the copies which are the same for every piece, or those of one piece.
+
+    A block without a piece must not read what the only piece of a region updates in place.
+    """
+    threads = frame.schedule.options.threads
+    lines = []
+    for copy, at in sorted(region.shared.staged.items(), key=lambda pair: pair[1]):
+        if (copy.piece_stride != 0 or region.split.pieces == 1) != of_piece:
+            continue
+        storage = frame.storage(copy.buffer)
+        text = f"(const unsigned char*)({base(storage)})"
+        elements = copy.offset + storage.element_offset
+        if elements:
+            text += f" + {elements * _ITEMSIZE_BYTES}"
+        for name, stride in (*storage.steps, ("piece", copy.piece_stride)):
+            if stride:
+                text += f" + (long long){name} * {stride * _ITEMSIZE_BYTES}"
+        sizes = f"{copy.rows}, {copy.columns}, {copy.row_stride}, {copy.stride}, {threads}"
+        lines.append(f"tk_stage<{sizes}>(shared + {at}, {text});  // {copy.buffer}")
+    return lines
+
+
+def near_elements(task: Task, region: BlockRegion, frame: Frame) -> dict[str, Storage]:
+    """Where the buffers are that a part finds as staged copies, element by element."""
+    found = {}
+    for name in task.reads:
+        spec = frame.declared[name]
+        copy = staged_elements(spec, name in region.aligned, region.split)
+        if copy in region.shared.staged:
+            assert copy is not None
+            steps = (("piece", -copy.piece_stride),) if copy.piece_stride else ()
+            found[name] = Storage("shared", region.shared.staged[copy], copy.dtype, copy.size_bytes, 0, steps)
+    return found
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """An operand near the block: element (outer, k) of a piece, as ``tk_block_product`` reads it."""
+
+    pointer: str
+    stride: int
+    along_k: bool
+    is_aligned: bool
+
+
+class BlockProduct:
+    """Emits the body of a product of one piece.
+
+    Parameters
+    ----------
+    scope : TaskScope
+    task : Task
+    region : BlockRegion
+    along : callable
+        Whether neighbours in memory of a fused operand lie along the depth.
+    """
+
+    def __init__(self, scope: TaskScope, task: Task, region: BlockRegion, along: Callable[[int], bool]) -> None:
+        assert task.root is not None and isinstance(task.plan, ProductPlan)
+        self._scope, self._task, self._region, self._along = scope, task, region, along
+        self._root: Operation = task.root
+        self._plan: ProductPlan = task.plan
+        self._threads = scope.frame.schedule.options.threads
+        self._fills: list[str] = []
+        self.scratch_bytes = 0
+
+    def emit(self, result: Result, epilogue: Epilogue) -> list[str]:
+        """The statements."""
+        plan, pieces = self._plan, self._region.split.pieces
+        partial = plan.split > 1
+        count = plan.batch if partial else max(1, plan.batch // pieces)
+        a, b = self._operand(0), self._operand(1)
+        tile = block_tile(plan.tile_m, plan.tile_n, plan.tile_k, self._threads)
+        step = 4 if a.is_aligned and b.is_aligned and plan.tile_k % 4 == 0 else 1
+        sums_bytes = block_sums_bytes(plan, self._threads, is_plain(self._task))
+        sums = f"(float*)(shared + {self.scratch_bytes})" if sums_bytes else "nullptr"
+        self.scratch_bytes += sums_bytes
+        sizes = [plan.tile_m, plan.tile_n, plan.tile_k, self._threads, tile.lanes_n, tile.groups_m, tile.groups_k]
+        sizes += [tile.micro_m, tile.micro_n, tile.depth, step]
+        flags = [f"{a.stride}, {_flag(a.along_k)}", f"{b.stride}, {_flag(b.along_k)}", _flag(sums_bytes == 0)]
+        template = ", ".join([*map(str, sizes), *flags])
+        lines = [*self._fills, *(["__syncthreads();  // the operands are complete"] if self._fills else [])]
+        lines += self._finish(result, epilogue, partial)
+        lines.append(f"tk_block_product<{template}>({a.pointer}, {b.pointer}, {sums}, finish);")
+        if plan.batch == 1:
+            return lines
+        first = "" if partial or pieces == 1 else f"piece * {count} + "
+        head = [f"const tk_index batch = {first}own;"]
+        tail = ["__syncthreads();  // the sums have been read"] if count > 1 and self.scratch_bytes else []
+        return ["#pragma unroll 1", *block(f"for (int own = 0; own < {count}; ++own)", [*head, *lines, *tail])]
+
+    def _finish(self, result: Result, epilogue: Epilogue, partial: bool) -> list[str]:
+        plan, pieces = self._plan, self._region.split.pieces
+        m, n = variable("m", plan.m), variable("n", plan.n)
+        batch = variable("batch", plan.batch)
+        coordinates = (batch, m, n) if self._root.inputs[-1].ndim == 3 else (m, n)  # type: ignore[union-attr]
+        chunk = variable("piece", plan.split)
+        element = linearize((chunk, batch, m, n), (plan.num_outputs, plan.m * plan.n, plan.n, 1))
+        body, registers = result(self._root, coordinates)
+        first = f"piece * {plan.tile_m} + " if plan.batch == 1 and not partial and pieces > 1 else ""
+        head = [f"const tk_index m = {first}row, n = column;"]
+        return function_object("finish", "int row, int column, float sum", [*head, *body, *epilogue(registers, element)], None)
+
+    def _operand(self, position: int) -> _Operand:
+        staged = staged_matrix(self._task, position, self._region.split)
+        if staged is not None and staged in self._region.shared.staged:
+            at = self._region.shared.staged[staged]
+            rows = staged.rows // self._count(staged)
+            which = f" + own * {rows * staged.stride}" if self._plan.batch > 1 else ""
+            view = self._view(position)
+            along = view.strides[-1] == 1
+            return _Operand(f"(const float*)(slabs + {at}){which}", staged.stride, along, True)
+        return self._in_place(position) or self._filled(position)
+
+    def _count(self, staged: Staged) -> int:
+        plan = self._plan
+        if plan.batch == 1:
+            return 1
+        return plan.batch if plan.split > 1 else plan.batch // self._region.split.pieces
+
+    def _view(self, position: int) -> TensorSpec:
+        """The operand with its outer dim before the depth."""
+        operand = self._root.inputs[-2:][position]
+        assert isinstance(operand, TensorSpec)
+        return operand if position == 0 else operand.mT
+
+    def _first(self, position: int) -> tuple[Index, Index]:
+        """Where the piece begins: outer coordinate and depth."""
+        plan, pieces = self._plan, self._region.split.pieces
+        piece = variable("piece", pieces)
+        if plan.split > 1:
+            return ZERO, piece * plan.tile_k
+        return (piece * plan.tile_m if position == 0 and plan.batch == 1 else ZERO), ZERO
+
+    def _in_place(self, position: int) -> _Operand | None:
+        """A float32 view of memory, read where it is."""
+        view = self._view(position)
+        scalars = {spec.buffer for spec in self._scope.frame.schedule.program.scalar_inputs}
+        is_stored = view.buffer not in self._scope.inlined and view.buffer not in scalars
+        if not is_read_in_place(view, is_stored):
+            return None
+        storage = self._scope.storage(view.buffer)
+        outer_stride, depth_stride = view.strides[-2:]
+        along = depth_stride == 1
+        stride = outer_stride if along else depth_stride
+        outer, depth = self._first(position)
+        start = outer * outer_stride + depth * depth_stride
+        batch = f" + batch * {view.strides[0]}" if self._plan.batch > 1 and view.strides[0] else ""
+        text = self._scope.pointer(view.buffer, storage, const=True) + (f" + {start + view.offset}" if start.terms or view.offset else "") + batch
+        numbers = [view.offset, view.strides[0] if self._plan.batch > 1 else 0, *(c for _, c in start.terms)]
+        numbers += [stride] + [own for _, own in storage.steps] + [storage.element_offset]
+        aligned = storage.space == "shared" and all(number % 4 == 0 for number in numbers)
+        return _Operand(text, stride, along, aligned)
+
+    def _filled(self, position: int) -> _Operand:
+        """A fused operand, or a view with gaps, evaluated into scratch."""
+        plan, operand = self._plan, self._root.inputs[-2:][position]
+        assert isinstance(operand, TensorSpec)
+        outer_name, outer_size = ("m", plan.tile_m) if position == 0 else ("n", plan.tile_n)
+        whole = plan.m if position == 0 else plan.n
+        batch = (variable("batch", plan.batch),) if operand.ndim == 3 else ()
+        outer, depth = variable(outer_name, whole), variable("k", plan.k)
+        coordinates = (*batch, outer, depth) if position == 0 else (*batch, depth, outer)
+        values = ValueScope(self._scope, {}, None)
+        text = values.operand(operand, coordinates) if operand.num_elements else literal(0, "float32")
+        first_outer, first_depth = self._first(position)
+        head = [f"const tk_index {outer_name} = {_sum(first_outer, 'row')}, k = {_sum(first_depth, 'depth')};"]
+        along = self._along(position)
+        stride = filled_stride(plan.tile_k if along else outer_size)
+        rows = outer_size if along else plan.tile_k
+        name = f"load_{'ab'[position]}"
+        at = self.scratch_bytes
+        self.scratch_bytes += 4 * stride * rows
+        self._fills += function_object(name, "int row, int depth", [*head, *values.lines], text, C_TYPES["float32"])
+        sizes = f"{outer_size}, {plan.tile_k}, {self._threads}, {stride}, {_flag(along)}"
+        self._fills.append(f"tk_block_fill<{sizes}>((float*)(shared + {at}), {name});")
+        return _Operand(f"(const float*)(shared + {at})", stride, along, True)
+
+
+def _sum(first: Index, name: str) -> str:
+    return f"{first} + {name}" if first.terms else name
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"
+

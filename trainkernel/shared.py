@@ -1,0 +1,304 @@
+"""The shared memory of a block region: what lies there, from which part to which, and its block barriers.
+
+Three things want to be near: the rows of values that only the region's parts read (*slabs*), copies
+of what comes from outside (*staged*: weights, biases, rows of the batch), which are fetched before
+the first part, and scratch. Slabs come first, then copies, as far as there is room; what does not
+fit is read and written in device memory by the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from trainkernel.arithmetic import scale_of
+from trainkernel.dtypes import DTYPES
+from trainkernel.ir import TensorSpec
+from trainkernel.products import ProductPlan, ReductionPlan, block_sums_bytes
+from trainkernel.regions import Split
+from trainkernel.schedule import ArenaPlace, Place, SharedLayout, SharedPlace, Staged, Task, runs_whole
+
+_ALIGNMENT_BYTES = 128
+_MAX_WHOLE_ELEMENTS = 1024
+_STAGED_DTYPES = ("float32", "int32", "uint32")
+_PAD = 4
+_MAX_REDUCTION_SCRATCH_BYTES = 16 * 1024
+_MAX_TILE_SCRATCH_BYTES = 96 * 1024
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Bytes of shared memory, and the parts during which they are in use."""
+
+    start: int
+    end: int
+    first_part: int
+    last_part: int
+
+
+@dataclass(frozen=True)
+class RegionParts:
+    """The parts of a region in order, and what is known of the buffers around them.
+
+    ``aligned[i]`` are the buffers of which part ``i`` reads the piece's own rows alone, ``scalars``
+    the inputs that are passed by value, ``threads`` those of a block.
+    """
+
+    parts: Sequence[Task]
+    aligned: Sequence[frozenset[str]]
+    split: Split
+    declared: Mapping[str, TensorSpec]
+    places: Mapping[str, Place]
+    scalars: frozenset[str]
+    threads: int
+
+    @cached_property
+    def written(self) -> Mapping[str, int]:
+        """The buffers that parts store, and by which part."""
+        return {name: number for number, part in enumerate(self.parts) for name in part.stores}
+
+    def is_outside(self, name: str) -> bool:
+        """Whether a buffer is stored by others, in device memory."""
+        return name not in self.written and name in self.places and name not in self.scalars
+
+    def slab_bytes(self, name: str) -> int:
+        """Size of the rows of one piece."""
+        spec = self.declared[name]
+        return spec.num_elements // self.split.pieces * DTYPES[spec.dtype].itemsize_bytes
+
+    def wishes(self, number: int) -> list[Staged]:
+        """Copies that part ``number`` would like to find in shared memory."""
+        part, wishes, matrices = self.parts[number], [], set()
+        if isinstance(part.plan, ProductPlan) and part.plan.path == "block" and part.root is not None:
+            for position, operand in enumerate(part.root.inputs[-2:]):
+                assert isinstance(operand, TensorSpec)
+                copy = staged_matrix(part, position, self.split)
+                if copy is not None and self.is_outside(operand.buffer):
+                    wishes.append(copy)
+                    matrices.add(operand.buffer)
+        for name in part.reads:
+            if self.is_outside(name) and name not in matrices and self.declared[name].dtype in _STAGED_DTYPES:
+                copy = staged_elements(self.declared[name], name in self.aligned[number], self.split)
+                wishes += [copy] if copy is not None else []
+        return wishes
+
+
+def lay_out(region: RegionParts, private: Iterable[str], limit_bytes: int) -> SharedLayout:
+    """Place slabs and staged copies; ``private`` are the buffers that nobody else reads, ``limit_bytes`` the room."""
+    parts, split = region.parts, region.split
+    limit_bytes -= max((_scratch_bytes(region, part) for part in parts), default=0)
+    taken: list[Interval] = []
+    slabs: dict[str, SharedPlace] = {}
+    for name in sorted(private, key=lambda name: (region.written[name], name)):
+        first = region.written[name]
+        last = max((number for number, part in enumerate(parts) if name in part.reads), default=first)
+        interval = _place(taken, region.slab_bytes(name), first, last, limit_bytes)
+        if interval is not None:
+            taken.append(interval)
+            slabs[name] = SharedPlace(interval.start, region.declared[name].num_elements // split.pieces)
+    wanted: dict[Staged, int] = {}
+    for number in range(len(parts)):
+        for copy in region.wishes(number):
+            # What is the same for every piece stays for the next one.
+            wanted[copy] = len(parts) if split.pieces > 1 and not copy.piece_stride else number
+    staged: dict[Staged, int] = {}
+    for copy, last in sorted(wanted.items(), key=lambda pair: pair[0].size_bytes):
+        interval = _place(taken, copy.size_bytes, 0, last, limit_bytes)
+        if interval is not None:
+            taken.append(interval)
+            staged[copy] = interval.start
+    end = max((interval.end for interval in taken), default=0)
+    return SharedLayout(slabs, staged, end)
+
+
+def is_plain(part: Task) -> bool:
+    """Whether a product is stored as it is: no bias, no scale, no epilogue."""
+    root = part.root
+    return not part.members and root is not None and len(root.tensor_inputs) == 2 and scale_of(root, "alpha") == 1
+
+
+def is_read_in_place(operand: TensorSpec, is_stored: bool) -> bool:
+    """Whether a block product can read an operand where it lies: float32, with a contiguous dim."""
+    return is_stored and operand.dtype == "float32" and 1 in operand.strides[-2:]
+
+
+def _filled_bytes(region: RegionParts, part: Task) -> int:
+    """Scratch for the operands of a block product that are evaluated before it."""
+    plan, root = part.plan, part.root
+    assert isinstance(plan, ProductPlan) and root is not None
+    total = 0
+    for operand, outer in zip(root.inputs[-2:], (plan.tile_m, plan.tile_n), strict=True):
+        assert isinstance(operand, TensorSpec)
+        stored = operand.buffer in region.places and operand.buffer not in region.scalars
+        if not is_read_in_place(operand, stored):
+            total += max(filled_bytes(outer, plan.tile_k), filled_bytes(plan.tile_k, outer))
+    return total
+
+
+def filled_bytes(rows: int, columns: int) -> int:
+    """Size of an operand in scratch with padded rows."""
+    return 4 * rows * filled_stride(columns)
+
+
+def filled_stride(columns: int) -> int:
+    """Elements between rows of an operand in scratch."""
+    return -(-columns // 4) * 4 + _PAD
+
+
+def _scratch_bytes(region: RegionParts, part: Task) -> int:
+    """A bound of the scratch of a part."""
+    plan = part.plan
+    if not isinstance(plan, ProductPlan):
+        return _MAX_REDUCTION_SCRATCH_BYTES
+    if plan.path != "block":
+        return _MAX_TILE_SCRATCH_BYTES
+    return _filled_bytes(region, part) + block_sums_bytes(plan, region.threads, is_plain(part))
+
+
+def _round_up(size: int) -> int:
+    return -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+def _place(taken: Sequence[Interval], size: int, first: int, last: int, limit: int) -> Interval | None:
+    """The lowest free place of ``size`` bytes during some parts, or None."""
+    size, start = _round_up(max(size, 1)), 0
+    busy = sorted((i.start, i.end) for i in taken if i.first_part <= last and first <= i.last_part)
+    for begin, end in busy:
+        if begin - start >= size:
+            break
+        start = max(start, end)
+    return Interval(start, start + size, first, last) if start + size <= limit else None
+
+
+# ---------------------------------------------------------------------------- what is staged
+
+
+def staged_matrix(part: Task, position: int, split: Split) -> Staged | None:
+    """The copy of a product's operand ``position`` (0: a, 1: b) as a padded matrix; None where it is no plain one."""
+    plan, root = part.plan, part.root
+    assert isinstance(plan, ProductPlan) and root is not None
+    operand = root.inputs[-2:][position]
+    assert isinstance(operand, TensorSpec)
+    if operand.dtype != "float32":
+        return None
+    view = operand if position == 0 else operand.mT
+    outer, depth = (plan.tile_m, plan.tile_n)[position], plan.tile_k
+    outer_stride, depth_stride = view.strides[-2:]
+    count, piece_stride = 1, 0
+    if plan.batch > 1:
+        count = plan.batch // split.pieces if plan.split == 1 else plan.batch
+        if plan.split == 1:
+            piece_stride = count * view.strides[0]
+    elif plan.split == 1 and position == 0:
+        piece_stride = plan.tile_m * outer_stride
+    if plan.split > 1:
+        piece_stride = plan.tile_k * depth_stride
+    if split.pieces == 1:
+        piece_stride = 0
+    if depth_stride == 1:
+        rows, row_stride, columns = outer, outer_stride, depth
+    elif outer_stride == 1:
+        rows, row_stride, columns = depth, depth_stride, outer
+    else:
+        return None
+    if count > 1 and view.strides[0] != rows * row_stride:
+        return None
+    return Staged(operand.buffer, operand.offset, count * rows, columns, row_stride, piece_stride, "float32", _PAD)
+
+
+def staged_elements(spec: TensorSpec, aligned: bool, split: Split) -> Staged | None:
+    """The copy of a buffer's rows of a piece, or of a small whole buffer; None for a large one."""
+    if not spec.is_dense or spec.offset:
+        return None
+    if aligned and split.label > 1:
+        own = spec.num_elements // split.pieces
+        return Staged(spec.buffer, 0, 1, own, own, own, spec.dtype, 0)
+    if spec.num_elements <= _MAX_WHOLE_ELEMENTS:
+        return Staged(spec.buffer, 0, 1, spec.num_elements, spec.num_elements, 0, spec.dtype, 0)
+    return None
+
+
+# ---------------------------------------------------------------------------- block barriers
+
+
+@dataclass(frozen=True)
+class _Touches:
+    """Memory that one part, or several, reads and writes: (space, start, end)."""
+
+    reads: frozenset[tuple[str, int, int]] = frozenset()
+    writes: frozenset[tuple[str, int, int]] = frozenset()
+
+    def __or__(self, other: _Touches) -> _Touches:
+        return _Touches(self.reads | other.reads, self.writes | other.writes)
+
+    def conflicts(self, later: _Touches) -> bool:
+        return (
+            _overlap(self.writes, later.reads)
+            or _overlap(self.reads, later.writes)
+            or _overlap(self.writes, later.writes)
+        )
+
+
+def _overlap(first: Iterable[tuple[str, int, int]], second: Iterable[tuple[str, int, int]]) -> bool:
+    return any(a[0] == b[0] and a[1] < b[2] and b[1] < a[2] for a in first for b in second)
+
+
+_SCRATCH = ("scratch", 0, 1)
+
+
+def block_barriers(region: RegionParts, layout: SharedLayout) -> tuple[bool, ...]:
+    """Before which parts a block barrier stands; the last one ends a piece that another may follow."""
+    fetched = frozenset(("shared", start, start + copy.size_bytes) for copy, start in layout.staged.items())
+    pending = head = _Touches(frozenset(), fetched)
+    head_is_open = True
+    waits = []
+    for number in range(len(region.parts)):
+        touches = _touches(region, number, layout)
+        waits.append(pending.conflicts(touches))
+        if waits[-1]:
+            pending, head_is_open = _Touches(), False
+        if head_is_open:
+            head |= touches
+        pending |= touches
+        if _reduces_in_scratch(region.parts[number]):  # it waits by itself before it writes there
+            pending |= _Touches(reads=frozenset((_SCRATCH,)))
+    return (*waits, region.split.pieces > 1 and _near(pending).conflicts(_near(head)))
+
+
+def _near(touches: _Touches) -> _Touches:
+    """What lies in shared memory; the rows of the next piece lie elsewhere in device memory."""
+    return _Touches(
+        *(frozenset(item for item in items if item[0] in ("shared", "scratch")) for items in (touches.reads, touches.writes))
+    )
+
+
+def _touches(region: RegionParts, number: int, layout: SharedLayout) -> _Touches:
+    part = region.parts[number]
+    reads = {
+        ("shared", layout.staged[copy], layout.staged[copy] + copy.size_bytes)
+        for copy in region.wishes(number)
+        if copy in layout.staged
+    }
+    reads |= {_where(region, name, layout) for name in part.reads}
+    writes = {_where(region, name, layout) for name in part.stores}
+    if part.copy is not None:
+        destination = part.copy.destination
+        writes.add(_where(region, destination, layout) if isinstance(destination, str) else (str(destination), 0, 1))
+    if runs_whole(part):
+        writes.add(_SCRATCH)
+    elif isinstance(part.plan, ProductPlan) and _scratch_bytes(region, part):
+        writes.add(_SCRATCH)
+    return _Touches(frozenset(reads), frozenset(writes))
+
+
+def _reduces_in_scratch(part: Task) -> bool:
+    return isinstance(part.plan, ReductionPlan) and part.plan.path in ("block", "columns")
+
+
+def _where(region: RegionParts, name: str, layout: SharedLayout) -> tuple[str, int, int]:
+    slab = layout.slabs.get(name)
+    if slab is not None:
+        return "shared", slab.offset_bytes, slab.offset_bytes + region.slab_bytes(name)
+    place = region.places[name]
+    return (f"arena {name}" if isinstance(place, ArenaPlace) else str(place)), 0, 1
