@@ -21,7 +21,7 @@ from trainkernel.arithmetic import domain_of, kind_of, scale_of
 from trainkernel.ir import Item, Operation, Program, TensorSpec
 from trainkernel.options import Options
 from trainkernel.products import ReductionPlan, plan_product, plan_reduction, reduced_count
-from trainkernel.regions import RegionPlan
+from trainkernel.regions import RegionPlan, is_block_product
 from trainkernel.target import Target
 
 COMBINE_IN_ORDER = 32
@@ -53,7 +53,7 @@ def _lower_inside(item: Item, pieces: int, role: str, taken: set[str]) -> list[I
     """An operation of a block region."""
     assert isinstance(item, Operation)
     if role == ROW:
-        product = item.op in ("mm", "addmm", "bmm") and scale_of(item, "alpha") != 0 and domain_of(item) == "float32"
+        product = kind_of(item) == "product" and is_block_product(item)
         return [replace(item, attrs={**item.attrs, "pieces": pieces})] if product else [item]
     if kind_of(item) == "product":
         partials = _partials_spec(item, pieces, taken)

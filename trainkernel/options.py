@@ -23,7 +23,7 @@ ALLOWED_INTS: Mapping[str, tuple[int, ...]] = MappingProxyType(
         "threads_per_block": (128, 256, 512, 1024),
     }
 )
-SWITCHES = ("fuse_pointwise", "fuse_epilogues", "split_k_gemv", "inline_input_casts")
+SWITCHES = ("fuse_pointwise", "fuse_epilogues", "split_k_gemv", "inline_input_casts", "stamps")
 MAX_BLOCKS_LIMIT = 2**31 - 1
 
 
@@ -51,6 +51,8 @@ class Options:
     region_pieces : int or None
         Pieces into which the rows of a block region are cut, 0 to 1024; 0: no region, 1: the step runs
         in one block. A number that divides no label leaves the step without a region.
+    stamps : bool or None
+        Whether block 0 writes down when it reaches each stage and each part of a region.
     """
 
     blocks_per_sm: int | None = None
@@ -64,6 +66,7 @@ class Options:
     split_k_gemv: bool | None = None
     threads_per_block: int | None = None
     region_pieces: int | None = None
+    stamps: bool | None = None
 
     @property
     def threads(self) -> int:

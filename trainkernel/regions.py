@@ -208,16 +208,23 @@ class _Classification:
         return frozenset(kept), frozenset(self._partials)
 
 
+def is_block_product(operation: Operation) -> bool:
+    """Whether a product can be computed by rows near a block: in float32, and not empty."""
+    a = operation.inputs[-2]
+    assert isinstance(a, TensorSpec)
+    return domain_of(operation) == "float32" and a.shape[-1] > 0 and scale_of(operation, "alpha") != 0
+
+
 def _computed_in_block(operation: Operation, label: int) -> bool:
-    if kind_of(operation) == "scan":
-        return label == 1
-    return kind_of(operation) != "product" or domain_of(operation) == "float32"
+    """Whether an operation can be cut into rows; what cannot runs as a whole in a region of one piece."""
+    kind = kind_of(operation)
+    return label == 1 or (kind != "scan" and (kind != "product" or is_block_product(operation)))
 
 
 def _may_be_partial(operation: Operation) -> bool:
     if kind_of(operation) == "product":
         plain = len(operation.tensor_inputs) == 2 and scale_of(operation, "alpha") == 1
-        return plain and domain_of(operation) == "float32" and operation.outputs[0].dtype == "float32"
+        return plain and is_block_product(operation) and operation.outputs[0].dtype == "float32"
     return operation.op in _PARTIAL_REDUCTIONS
 
 

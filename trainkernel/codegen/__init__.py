@@ -32,6 +32,7 @@ def generate(
     threads_per_block: int | None = None,
     inline_input_casts: bool | None = None,
     region_pieces: int | None = None,
+    stamps: bool | None = None,
     inplace_outputs: Mapping[int, int] | None = None,
 ) -> GeneratedKernel:
     """Generate the kernel of a Program; needs neither a GPU nor a toolkit.
@@ -71,6 +72,7 @@ def generate(
             "threads_per_block": threads_per_block,
             "inline_input_casts": inline_input_casts,
             "region_pieces": region_pieces,
+            "stamps": stamps,
         }
     )
     inplace = check_inplace_outputs(program, inplace_outputs)

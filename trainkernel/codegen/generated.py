@@ -89,6 +89,9 @@ class GeneratedKernel:
         Layout of the parameter block.
     tasks : tuple of TaskInfo
     regions : tuple of Region
+    stamps : tuple of str
+        What each time stamp comes before, after the four of start and end; they fill the end of the
+        workspace. Empty without the option ``stamps``.
     """
 
     program: Program
@@ -116,6 +119,7 @@ class GeneratedKernel:
     inplace_outputs: Mapping[int, int]
     tasks: tuple[TaskInfo, ...]
     regions: tuple[Region, ...]
+    stamps: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         names = (

@@ -9,7 +9,7 @@ from importlib.resources import files
 
 from trainkernel.codegen.generated import GeneratedKernel, Region, ScalarSlot, Slot, TaskInfo
 from trainkernel.codegen.host_entry import HostEntryDescription, HostScalar, HostTensor, emit_host_entry
-from trainkernel.codegen.regions import emit_staging
+from trainkernel.codegen.regions import plan_fetches
 from trainkernel.codegen.tasks import TaskFunction, emit_task, emit_uniform
 from trainkernel.codegen.text import block, comment
 from trainkernel.dtypes import DTYPES
@@ -20,6 +20,7 @@ from trainkernel.schedule import BlockRegion, Schedule, Stage, Task, runs_whole
 
 ENTRY = "trainkernel_step"
 MAX_DIRECT_SLOTS = 480
+NUM_CLOCK_STAMPS = 4
 _INDEX_LIMIT = 2**31 - 2**16
 _TEMPLATES = (
     "ptx",
@@ -32,6 +33,7 @@ _TEMPLATES = (
     "product_tensor",
     "block_product",
     "staged",
+    "stamps",
     "functions",
     "typed",
     "reduce_more",
@@ -103,6 +105,8 @@ class _Body:
     num_stages: int = 0
     uses_uniform: bool = False
     shared_in_use: bool = False
+    stamps_offset: int | None = None
+    stamps: list[str] = field(default_factory=list)
 
     # Expressions behind storages -----------------------------------------------------------
 
@@ -118,23 +122,42 @@ class _Body:
                 else f"out_{storage.index}"
             )
             return f"p.{prefix}"
-        position = next(
+        return f"p.tensors[{self.tensor(storage)}]"
+
+    def tensor(self, storage: Storage) -> int:
+        """The position of a storage's pointer among the tensors of the parameter block; -1: the workspace."""
+        if storage.space == "arena":
+            return -1
+        return next(
             place
             for place, slot in enumerate(self.layout.slots)
             if slot.kind == storage.space and slot.index == storage.index
         )
-        return f"p.tensors[{position}]"
 
     def scalar(self, storage: Storage) -> str:
         return f"p.scalar_{self.program.inputs[storage.index].buffer}"
 
     # Statements ----------------------------------------------------------------------------
 
+    def stamp(self, what: str, indent: str) -> None:
+        """A time stamp before something, where they are asked for."""
+        if self.stamps_offset is not None:
+            number = NUM_CLOCK_STAMPS + len(self.stamps)
+            self.stamps.append(what)
+            self.lines.append(f"{indent}tk_stamp(p.workspace + {self.stamps_offset}, {number});")
+
+    def clock(self, number: int) -> None:
+        """The stamps of both clocks at the start and the end."""
+        if self.stamps_offset is not None:
+            self.templates.add("stamps")
+            self.lines.append(f"{_INDENT}tk_stamp_both(p.workspace + {self.stamps_offset}, {number});")
+
     def schedule(self, frame: Frame, indent: str) -> None:
         for stage, scope in zip(frame.schedule.stages, frame.plan.barriers, strict=True):
             number = self.num_stages
             self.num_stages += 1
             self.barrier(scope, number, indent)
+            self.stamp(f"stage {number}", indent)
             self.lines.append("")
             self.lines.append(f"{indent}{comment(_stage_title(number, stage))}")
             offset = 0
@@ -150,6 +173,7 @@ class _Body:
 
     def barrier(self, scope: Scope, stage: int, indent: str) -> None:
         if scope == "grid":
+            self.stamp("grid barrier", indent)
             self.lines.append(f"{indent}if (!tk_grid_barrier(barrier, {stage})) return;")
         elif scope == "block":
             self.lines.append(f"{indent}__syncthreads();  // the rows of this block's pieces are complete")
@@ -193,8 +217,16 @@ class _Body:
     def region(self, region: BlockRegion, stage: int, frame: Frame, indent: str) -> None:
         """The pieces of a region that a block computes, one after another; the parts of each in order."""
         inner = indent + _INDENT
-        common = emit_staging(region, frame, self.base, of_piece=False)
-        own = emit_staging(region, frame, self.base, of_piece=True)
+        tables = [
+            plan_fetches(region, frame, self.tensor, f"tk_copies_{stage}", of_piece=of_piece) for of_piece in (False, True)
+        ]
+        threads = frame.schedule.options.threads
+        tensors = "p.tensors" if self.layout.uses_table else "(void* const*)&p + 2"
+        common, own = (
+            [fetch.call(threads, tensors, piece) for fetch in fetches]
+            for fetches, piece in zip(tables, ("0", "piece"), strict=True)
+        )
+        self.functions += [fetch.table for fetches in tables for fetch in fetches]
         fetches = bool(common or own)
         if fetches:
             self.templates.add("staged")
@@ -218,6 +250,7 @@ class _Body:
                     self.lines.append(f"{inner}tk_cp_async_wait<0>();")
                     fetches = False
                 self.lines.append(f"{inner}__syncthreads();")
+            self.stamp(part.name, inner)
             self.lines += [f"{inner}{mark}", f"{inner}{call}"]
         if region.waits[-1]:
             self.lines.append(f"{inner}__syncthreads();  // the next piece takes the same shared memory")
@@ -254,9 +287,14 @@ def _stage_title(number: int, stage: Stage) -> str:
 def assemble(program: Program, schedule: Schedule, plan: MemoryPlan) -> GeneratedKernel:
     """Emit the source of a scheduled and planned program."""
     layout = layout_parameters(program, schedule.inplace_outputs)
-    body = _Body(program, layout)
+    body = _Body(program, layout, stamps_offset=plan.workspace_bytes if schedule.options.stamps else None)
     frame = Frame.outermost(schedule, plan)
+    body.clock(0)
     body.schedule(frame, _INDENT)
+    body.clock(2)
+    workspace_bytes = plan.workspace_bytes
+    if body.stamps_offset is not None:
+        workspace_bytes += 8 * (NUM_CLOCK_STAMPS + len(body.stamps))
     uniform: list[str] = []
     if body.uses_uniform:
         uniform, templates = emit_uniform(frame, body.base, body.scalar)
@@ -272,7 +310,7 @@ def assemble(program: Program, schedule: Schedule, plan: MemoryPlan) -> Generate
         uses_tensor_table=layout.uses_table,
         threads_per_block=threads,
         shared_bytes=body.shared_bytes,
-        workspace_bytes=plan.workspace_bytes,
+        workspace_bytes=workspace_bytes,
         blocks_per_sm=blocks_per_sm,
         max_work_blocks=max_work_blocks,
         max_blocks=schedule.options.max_blocks or 0,
@@ -311,7 +349,7 @@ def assemble(program: Program, schedule: Schedule, plan: MemoryPlan) -> Generate
         entry=ENTRY,
         threads_per_block=threads,
         shared_bytes=body.shared_bytes,
-        workspace_bytes=plan.workspace_bytes,
+        workspace_bytes=workspace_bytes,
         blocks_per_sm=blocks_per_sm,
         max_blocks=schedule.options.max_blocks,
         max_work_blocks=max_work_blocks,
@@ -327,6 +365,7 @@ def assemble(program: Program, schedule: Schedule, plan: MemoryPlan) -> Generate
         params_bytes=layout.size_bytes,
         inplace_outputs=dict(schedule.inplace_outputs),
         tasks=tuple(body.tasks),
+        stamps=tuple(body.stamps),
         regions=tuple(
             Region(name, entry.offset_bytes, entry.size_bytes, entry.first_stage, entry.last_stage)
             for name, entry in plan.all_entries()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from trainkernel.codegen.conversions import C_TYPES
-from trainkernel.codegen.text import block, function_object
-from trainkernel.codegen.values import PointerText, TaskScope, ValueScope
+from trainkernel.codegen.text import INDENT, block, escape, function_object
+from trainkernel.codegen.values import TaskScope, ValueScope
 from trainkernel.indexing import ZERO, Index, linearize, variable
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.memory import Frame, Storage
@@ -18,31 +18,78 @@ from trainkernel.schedule import BlockRegion, Staged, Task
 from trainkernel.shared import filled_stride, is_plain, is_read_in_place, staged_elements, staged_matrix
 
 _ITEMSIZE_BYTES = 4
+_MAX_RUNS = 128
 Result: TypeAlias = Callable[[Operation, Sequence[Index]], tuple[list[str], dict[str, str]]]
 Epilogue: TypeAlias = Callable[[dict[str, str], Index], list[str]]
 
 
-def emit_staging(region: BlockRegion, frame: Frame, base: PointerText, *, of_piece: bool) -> list[str]:
-    """Calls that start the copies which are the same for every piece, or those of one piece.
+@dataclass(frozen=True)
+class Fetch:
+    """The copies that start together: a table in constant memory, and what a call of ``tk_fetch`` needs."""
+
+    name: str
+    entries: tuple[str, ...]
+    step: str
+
+    @property
+    def table(self) -> str:
+        rows = "".join(f"{INDENT}{entry},\n" for entry in self.entries)
+        return f"__constant__ TkCopy {self.name}[{len(self.entries)}] = {{\n{rows}}};"
+
+    def call(self, threads: int, tensors: str, piece: str) -> str:
+        """The statement that starts the copies."""
+        arguments = f"{self.name}, {tensors}, p.workspace, shared, {piece}, {self.step}"
+        return f"tk_fetch<{len(self.entries)}, {threads}>({arguments});"
+
+
+def plan_fetches(
+    region: BlockRegion, frame: Frame, tensor: Callable[[Storage], int], prefix: str, *, of_piece: bool
+) -> list[Fetch]:
+    """The copies of one piece, or those that are the same for every piece: one table for each loop's step.
 
     A block without a piece must not read what the only piece of a region updates in place.
     """
-    threads = frame.schedule.options.threads
-    lines = []
+    entries: dict[str, list[str]] = {}
     for copy, at in sorted(region.shared.staged.items(), key=lambda pair: pair[1]):
         if (copy.piece_stride != 0 or region.split.pieces == 1) != of_piece:
             continue
         storage = frame.storage(copy.buffer)
-        text = f"(const unsigned char*)({base(storage)})"
-        elements = copy.offset + storage.element_offset
-        if elements:
-            text += f" + {elements * _ITEMSIZE_BYTES}"
-        for name, stride in (*storage.steps, ("piece", copy.piece_stride)):
-            if stride:
-                text += f" + (long long){name} * {stride * _ITEMSIZE_BYTES}"
-        sizes = f"{copy.rows}, {copy.columns}, {copy.row_stride}, {copy.stride}, {threads}"
-        lines.append(f"tk_stage<{sizes}>(shared + {at}, {text});  // {copy.buffer}")
-    return lines
+        step, stride = ("0", 0)
+        if len(storage.steps) == 1:
+            step, stride = storage.steps[0]
+        elif storage.steps:
+            step, stride = " + ".join(f"(long long){name} * {each}" for name, each in storage.steps), 1
+        entries.setdefault(step, []).extend(_entries(copy, at, storage, tensor(storage), stride))
+    kind = "piece" if of_piece else "common"
+    return [Fetch(f"{prefix}_{kind}_{n}", tuple(lines), step) for n, (step, lines) in enumerate(entries.items())]
+
+
+def _entries(copy: Staged, at: int, storage: Storage, tensor: int, step_stride: int) -> Iterator[str]:
+    """Rows of the table, each of at most ``_MAX_RUNS`` runs of four elements."""
+    runs_per_row = -(-copy.columns // 4)
+    vector = copy.columns % 4 == 0 and (copy.rows == 1 or (copy.row_stride % 4 == 0 and copy.stride % 4 == 0))
+    rows = max(1, min(copy.rows, _MAX_RUNS // runs_per_row))
+    columns = copy.columns if copy.rows > 1 else min(copy.columns, 4 * _MAX_RUNS)
+    start = storage.element_offset + copy.offset + (storage.index // _ITEMSIZE_BYTES if tensor < 0 else 0)
+    for row in range(0, copy.rows, rows):
+        for column in range(0, copy.columns, columns):
+            own_rows, own_columns = min(rows, copy.rows - row), min(columns, copy.columns - column)
+            own_runs = -(-own_columns // 4)
+            numbers = [
+                tensor,
+                at + _ITEMSIZE_BYTES * (row * copy.stride + column),
+                _ITEMSIZE_BYTES * (start + row * copy.row_stride + column),
+                _ITEMSIZE_BYTES * copy.piece_stride,
+                _ITEMSIZE_BYTES * step_stride,
+                own_rows * own_runs,
+                own_runs,
+                -(-(2**32) // own_runs) % 2**32,
+                own_columns,
+                _ITEMSIZE_BYTES * copy.row_stride,
+                _ITEMSIZE_BYTES * copy.stride,
+                int(vector),
+            ]
+            yield f"{{{', '.join(str(number) + ('u' if number >= 2**31 else '') for number in numbers)}}} /* {escape(copy.buffer)} */"
 
 
 def near_elements(task: Task, region: BlockRegion, frame: Frame) -> dict[str, Storage]:

@@ -43,7 +43,7 @@ __device__ __forceinline__ void tk_block_product(const float* a, const float* b,
 #pragma unroll 1
       for (int n = lane; n < N; n += LANES_N * MICRO_N) {
         float total[MICRO_M][MICRO_N] = {};
-#pragma unroll 1
+#pragma unroll 2
         for (int k = k_begin; k < k_end; k += STEP) {
           float rows[STEP][MICRO_M], columns[STEP][MICRO_N];
           tk_block_read<M, STRIDE_A, A_ALONG_K, STEP, MICRO_M, 1>(rows, a, m, k);

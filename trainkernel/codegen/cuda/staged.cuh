@@ -1,22 +1,45 @@
-// Copies of device memory that a block keeps near: ROWS rows of COLUMNS four-byte elements, ROW_STRIDE
-// apart in device memory and STRIDE apart in shared memory. They go on in the background and have
-// arrived after tk_cp_async_wait<0> and a block barrier.
+// Copies of device memory that a block keeps near, each a few rows of four-byte elements, listed in a table.
+//
+// A warp takes every WARPS-th entry, so that many small copies are under way at once. They go on in the
+// background and have arrived after tk_cp_async_wait<0> and a block barrier. An entry's source begins at
+// byte `from` of tensor number `tensor` (-1: the workspace) and moves by `piece_bytes` and `step_bytes` from
+// piece to piece and from step to step of a loop; rows are `row_bytes` apart there and `shared_row_bytes` in
+// shared memory. `runs` are its rows times the runs of four elements in each; a division by `runs_per_row` is
+// a multiplication with `reciprocal`.
 
-template <int ROWS, int COLUMNS, int ROW_STRIDE, int STRIDE, int THREADS>
-__device__ __forceinline__ void tk_stage(unsigned char* shared, const void* from) {
-  constexpr bool WHOLE = COLUMNS % 4 == 0 && (ROWS == 1 || (ROW_STRIDE % 4 == 0 && STRIDE % 4 == 0));
-  constexpr int RUNS = (COLUMNS + 3) / 4;
-  const bool vector = WHOLE && (unsigned long long)from % 16 == 0;
+struct TkCopy {
+  int tensor;
+  unsigned to;
+  long long from, piece_bytes, step_bytes;
+  int runs, runs_per_row;
+  unsigned reciprocal;
+  int columns;
+  long long row_bytes;
+  int shared_row_bytes;
+  int vector;
+};
+
+template <int COUNT, int THREADS>
+__device__ __forceinline__ void tk_fetch(const TkCopy (&copies)[COUNT], void* const* tensors, const unsigned char* workspace,
+                                         unsigned char* shared, int piece, long long step) {
 #pragma unroll 1
-  for (int e = (int)threadIdx.x; e < ROWS * RUNS; e += THREADS) {
-    const int row = e / RUNS, column = e % RUNS * 4;
-    float* to = (float*)shared + row * STRIDE + column;
-    const float* element = (const float*)from + (long long)row * ROW_STRIDE + column;
-    if (vector) {
-      tk_cp_async_16(to, element);
-    } else {
+  for (int c = (int)threadIdx.x / 32; c < COUNT; c += THREADS / 32) {
+    const TkCopy copy = copies[c];
+    const unsigned char* base = copy.tensor < 0 ? workspace : (const unsigned char*)tensors[copy.tensor];
+    const unsigned char* source = base + copy.from + piece * copy.piece_bytes + step * copy.step_bytes;
+    const bool vector = copy.vector != 0 && (unsigned long long)source % 16 == 0;
+#pragma unroll 2
+    for (int run = (int)threadIdx.x % 32; run < copy.runs; run += 32) {
+      const int row = copy.runs_per_row == 1 ? run : (int)__umulhi((unsigned)run, copy.reciprocal);
+      const int column = (run - row * copy.runs_per_row) * 4;
+      unsigned char* to = shared + copy.to + row * copy.shared_row_bytes + column * 4;
+      const unsigned char* from = source + row * copy.row_bytes + column * 4;
+      if (vector) {
+        tk_cp_async_16(to, from);
+      } else {
 #pragma unroll 1
-      for (int i = 0; i < 4 && column + i < COLUMNS; ++i) tk_cp_async_4(to + i, element + i);
+        for (int i = 0; i < 4 && column + i < copy.columns; ++i) tk_cp_async_4(to + 4 * i, from + 4 * i);
+      }
     }
   }
 }

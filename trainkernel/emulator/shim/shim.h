@@ -4,6 +4,7 @@
 #define TRAINKERNEL_EMULATOR 1
 
 #define __device__
+#define __constant__ static const
 #define __global__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
@@ -34,6 +35,7 @@ unsigned tk_emu_atomic_add(unsigned* address, unsigned value);
 unsigned tk_emu_atomic_exchange(unsigned* address, unsigned value);
 unsigned tk_emu_load_acquire(const unsigned* address);
 unsigned long long tk_emu_globaltimer_ns();
+__forceinline__ long long tk_clock() { return static_cast<long long>(tk_emu_globaltimer_ns()); }
 void tk_emu_ldmatrix(unsigned* registers, const void* row, unsigned matrices, unsigned transposed);
 void tk_emu_mma(float* d, const unsigned* a, const unsigned* b, unsigned bfloat);
 void tk_emu_cp_async(void* shared, const void* global, unsigned bytes);
@@ -95,6 +97,9 @@ __forceinline__ float2 make_float2(float x, float y) { return {x, y}; }
 __forceinline__ uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 __forceinline__ int2 make_int2(int x, int y) { return {x, y}; }
 
+__forceinline__ unsigned __umulhi(unsigned a, unsigned b) {
+    return static_cast<unsigned>(static_cast<unsigned long long>(a) * b >> 32);
+}
 __forceinline__ unsigned __float_as_uint(float value) {
     unsigned bits;
     __builtin_memcpy(&bits, &value, 4);
