@@ -29,6 +29,18 @@ def require_device(device: str) -> None:
         raise SystemExit(f"nothing is measured: {error}") from None
 
 
+def own_stream(device: str) -> Any:
+    """A torch stream on a GPU that is the current one from here on; None on the host."""
+    if device in HOST_DEVICES:
+        return None
+    import torch
+
+    torch.cuda.set_device(device)
+    stream = torch.cuda.Stream()
+    torch.cuda.set_stream(stream)
+    return stream
+
+
 def describe_machine(device: str) -> dict[str, Any]:
     """Device, driver, versions and date."""
     name, driver_version = device, "none"

@@ -27,7 +27,15 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 
-from machine import HOST_DEVICES, describe_machine, new_run_id, require_device, results_path, write_json  # noqa: E402
+from machine import (  # noqa: E402
+    HOST_DEVICES,
+    describe_machine,
+    new_run_id,
+    own_stream,
+    require_device,
+    results_path,
+    write_json,
+)
 from measurements import Session, all_rows  # noqa: E402
 from parts import run_part  # noqa: E402
 from rows import Row, failures, new_row, print_table  # noqa: E402
@@ -98,18 +106,6 @@ def measure(workload: Workload, arguments: argparse.Namespace, path: Path) -> No
     for row in all_rows(session, arguments.floor_target):
         rows.append(row)
         path.write_text(json.dumps(rows))
-
-
-def own_stream(device: str) -> Any:
-    """A torch stream on a GPU that is the current one from here on; None on the host."""
-    if device in HOST_DEVICES:
-        return None
-    import torch
-
-    torch.cuda.set_device(device)
-    stream = torch.cuda.Stream()
-    torch.cuda.set_stream(stream)
-    return stream
 
 
 def jit_options(texts: list[str]) -> dict[str, Any]:
