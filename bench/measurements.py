@@ -104,10 +104,8 @@ def all_rows(session: Session, floor_target: str) -> Iterator[Row]:
 
 
 def floor_row(session: Session, target: str) -> Row:
-    workload = session.workload
-    floor_us = workload.floor_us(Target.preset(target), session.row_precision)
-    variant = f"model for {target}, {workload.floor_barriers} barriers"
-    return session.row(FLOOR, us_per_step=floor_us, spread_us=0.0, variant=variant)
+    floor_us = session.workload.floor_us(Target.preset(target), session.row_precision)
+    return session.row(FLOOR, us_per_step=floor_us, spread_us=0.0, variant=f"model for {target}")
 
 
 def torch_rows(session: Session) -> Iterator[Row]:

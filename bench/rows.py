@@ -53,15 +53,15 @@ def print_table(rows: Sequence[Row]) -> None:
     peer = fastest(row for row in rows if is_peer(row))
     floor = fastest(row for row in rows if row["runner"] == FLOOR)
     print(
-        f"\n{'workload':<12}{'runner':<26}{'steps':>6}{'us/step':>11}{'spread':>9}{'/peer':>8}{'/floor':>9}"
-        f"{'loss@20':>12}  variant"
+        f"\n{'workload':<12}{'runner':<26}{'steps':>5} {'us/step':>10} {'spread':>9} {'/peer':>8} {'/floor':>8} "
+        f"{'loss@20':>10}  variant"
     )
     for row in rows:
         time_us = row["us_per_step"]
         print(
-            f"{row['workload']:<12}{row['runner']:<26}{row['steps_per_launch']:>6}{_number(time_us, 2):>11}"
-            f"{_number(row['spread_us'], 2):>9}{_ratio(time_us, peer):>8}{_ratio(time_us, floor):>9}"
-            f"{_number(row['loss_after_20'], 6):>12}  {row['error'] or row['variant']}"
+            f"{row['workload']:<12}{row['runner']:<26}{row['steps_per_launch']:>5} {_number(time_us, 2):>10} "
+            f"{_number(row['spread_us'], 2):>9} {_ratio(time_us, peer):>8} {_ratio(time_us, floor):>8} "
+            f"{_number(row['loss_after_20'], 6):>10}  {row['error'] or row['variant']}"
         )
     ours = fastest(row for row in rows if row["runner"] == OURS)
     if ours and peer:

@@ -20,6 +20,10 @@ class Burgers(Workload):
     width: int
     depth: int
 
+    @property
+    def shape(self) -> str:
+        return f"Burgers' equation, 2-{self.width}×{self.depth}-1 tanh"
+
     def small(self) -> Burgers:
         return replace(self, batch=8, width=8, depth=2)
 

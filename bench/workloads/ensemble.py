@@ -17,6 +17,10 @@ class Ensemble(Workload):
     layers: tuple[int, ...]
     members: int
 
+    @property
+    def shape(self) -> str:
+        return f"{self.members} networks {'-'.join(map(str, self.layers))} relu, MSE"
+
     def small(self) -> Ensemble:
         return replace(self, batch=8, members=3, layers=(self.layers[0], 8, 8, self.layers[-1]))
 
@@ -46,4 +50,4 @@ class Ensemble(Workload):
         return self.update(lib, params, grads, moments), lib.numpy.mean(values)
 
 
-ENSEMBLE = Ensemble(name="ensemble", batch=64, layers=(4, 64, 64, 2), members=256, floor_barriers=0)
+ENSEMBLE = Ensemble(name="ensemble", batch=64, layers=(4, 64, 64, 2), members=256, floor_blocks=256)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,10 @@ class Mlp(Workload):
     layers: tuple[int, ...]
     activation: str = "relu"
     objective: str = "mse"
+
+    @property
+    def shape(self) -> str:
+        return f"{_joined(self.layers)} {self.activation}, {self.objective.replace('_', ' ').replace('mse', 'MSE')}"
 
     def small(self) -> Mlp:
         layers = tuple(min(width, 12) for width in self.layers)
@@ -56,13 +61,19 @@ class Mlp(Workload):
         return -lib.numpy.mean(lib.numpy.sum(chosen * lib.nn.log_softmax(guess), axis=-1))
 
 
+def _joined(layers: tuple[int, ...]) -> str:
+    """``3-128×5-3`` for (3, 128, 128, 128, 128, 128, 3)."""
+    runs = [(width, len(list(run))) for width, run in groupby(layers)]
+    return "-".join(f"{width}×{count}" if count > 2 else "-".join([str(width)] * count) for width, count in runs)
+
+
 _BFLOAT16: dict[str, Any] = {"dtype": "bfloat16", "loss_rtol": 3e-2}
 _MNIST: dict[str, Any] = {
     "layers": (784, 256, 128, 10), "batch": 128, "objective": "cross_entropy", "optimizer": "adamw",
 }  # fmt: skip
 
 BASE = (
-    Mlp(name="tiny", layers=(8, 32, 32, 1), batch=32, optimizer="sgd", learning_rate=5e-2, floor_barriers=0),
+    Mlp(name="tiny", layers=(8, 32, 32, 1), batch=32, optimizer="sgd", learning_rate=5e-2, floor_blocks=1),
     Mlp(name="pinn", layers=(2, 64, 64, 64, 1), batch=1024, activation="tanh"),
     Mlp(name="rl", layers=(17, 256, 256, 6), batch=256),
     Mlp(name="mnist", **_MNIST),

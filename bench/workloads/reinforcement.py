@@ -29,6 +29,12 @@ class Ppo(Workload):
     value_weight: float = 0.5
     entropy_weight: float = 0.01
 
+    @property
+    def shape(self) -> str:
+        return (
+            f"PPO, policy and value {self.num_observations}-{self.width}-{self.width} tanh, {self.num_actions} actions"
+        )
+
     def small(self) -> Ppo:
         return replace(self, batch=8, width=8)
 
@@ -75,6 +81,10 @@ class Td3Critic(Workload):
     num_actions: int = 6
     width: int = 256
     target_rate: float = 0.005
+
+    @property
+    def shape(self) -> str:
+        return f"twin critics {self.num_observations}+{self.num_actions}-{self.width}-{self.width}-1 relu, TD3"
 
     def small(self) -> Td3Critic:
         return replace(self, batch=8, width=8)
@@ -134,6 +144,10 @@ class Dqn(Workload):
 
     layers: tuple[int, ...]
     refresh_steps: int = 500
+
+    @property
+    def shape(self) -> str:
+        return f"{'-'.join(map(str, self.layers))} relu, DQN"
 
     def small(self) -> Dqn:
         return replace(self, batch=8, layers=(self.layers[0], 12, 8, self.layers[-1]), refresh_steps=7)

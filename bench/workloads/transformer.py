@@ -20,6 +20,10 @@ class Transformer(Workload):
     length: int
     vocabulary: int
 
+    @property
+    def shape(self) -> str:
+        return f"transformer, {self.depth} layers, width {self.width}, {self.heads} heads, {self.length} tokens"
+
     def small(self) -> Transformer:
         return replace(self, batch=2, width=8, heads=2, length=8, vocabulary=12)
 

@@ -43,9 +43,9 @@ class Workload(ABC):
     learning_rate : float
     dtype : str
         Of the products' operands; parameters and optimizer state are float32.
-    floor_barriers : int
-        Grid barriers that the step cannot do without: none where one block does it all, else one
-        after the batch and one after the update.
+    floor_blocks : int or None
+        Blocks that share the step without a barrier between them; None where it takes the whole
+        device and two grid barriers, one after the batch and one after the update.
     loss_rtol : float
         How far two correct implementations' losses may differ after ``NUM_CHECKED_STEPS`` steps.
     """
@@ -55,8 +55,19 @@ class Workload(ABC):
     optimizer: str = "adam"
     learning_rate: float = 1e-3
     dtype: str = "float32"
-    floor_barriers: int = 2
+    floor_blocks: int | None = None
     loss_rtol: float = 1e-4
+
+    @property
+    @abstractmethod
+    def shape(self) -> str:
+        """What is trained, in a few words."""
+
+    @property
+    def summary(self) -> str:
+        """The shape, and what else makes a step what it is."""
+        names = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
+        return f"{self.shape}; batch {self.batch:,}, {names[self.optimizer]}, {self.dtype}"
 
     @abstractmethod
     def small(self) -> Self:
@@ -111,8 +122,9 @@ class Workload(ABC):
         flops = product_flops(tk.jit(self.training(tk, 1)).lower(state, data).program)
         tensor_rate = target.tensor_flops_per_us
         rate = {"float32": target.fma_flops_per_us, "tf32": tensor_rate / 2, "bfloat16": tensor_rate}[precision]
-        barriers_us = self.floor_barriers * target.grid_barrier_us
-        return barriers_us + moved_bytes / target.memory_bytes_per_us + flops / rate
+        barriers_us = 0.0 if self.floor_blocks else 2 * target.grid_barrier_us
+        share = min((self.floor_blocks or target.num_sms) / target.num_sms, 1.0)
+        return barriers_us + moved_bytes / target.memory_bytes_per_us + flops / (share * rate)
 
 
 def product_flops(program: Program) -> int:
