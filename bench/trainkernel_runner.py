@@ -78,8 +78,8 @@ class TrainkernelTrainer:
         self.bound.launch(self.stream)
 
     def losses(self) -> Sequence[float]:
-        self.bound.check()
-        return _flat(self.last)
+        values: list[float] = self.last.reshape(-1).tolist()
+        return values
 
 
 class CallTrainer(TrainkernelTrainer):
@@ -90,11 +90,3 @@ class CallTrainer(TrainkernelTrainer):
 
     def launch(self) -> None:
         self.state, self.last = self.train(self.state, self.data)
-
-    def losses(self) -> Sequence[float]:
-        return _flat(self.last)
-
-
-def _flat(losses: Any) -> list[float]:
-    values: list[float] = losses.reshape(-1).tolist()
-    return values

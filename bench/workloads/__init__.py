@@ -1,4 +1,8 @@
-"""The training steps that are measured."""
+"""The training steps that are measured.
+
+A new one is a ``Workload`` at the size that is measured, listed below: its first values, its batch,
+its loss (or its step) in terms of ``lib``, and its small size. ``tests/test_bench.py`` finds it.
+"""
 
 from __future__ import annotations
 
