@@ -147,8 +147,8 @@ def table_row(line: Line) -> str:
     floor, peer, single, many = line.times_us
     ours = [time for time in (single, many) if time is not None]
     factor = f"**{peer / min(ours):.2f}×**" if peer and ours else "-"
-    name = PEER_NAMES.get(line.peer["runner"], line.peer["runner"])
-    cells = [line.workload, WORKLOADS[line.workload].summary, name]
+    name = PEER_NAMES[line.peer["runner"]]
+    cells: list[str] = [line.workload, WORKLOADS[line.workload].summary, name]
     cells += [shown(time) for time in (peer, single, many)] + [factor, shown(floor)]
     return f"| {' | '.join(cells)} |"
 

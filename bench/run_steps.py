@@ -79,7 +79,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--small", action="store_true", help="shrink batches and widths, to compare losses only")
     parser.add_argument("--floor-target", default="sm_90a", help="target of the floor model (default sm_90a: H200)")
-    parser.add_argument("--timeout", type=float, default=400, help="seconds allowed per workload (default 400)")
+    parser.add_argument("--timeout", type=float, default=500, help="seconds allowed per workload (default 500)")
     parser.add_argument(
         "--option",
         action="append",
