@@ -1,129 +1,92 @@
-"""A workload's step as one trainkernel launch, bound to torch tensors."""
+"""The same training steps in trainkernel: a kernel of one step, or of a loop over many.
+
+On a GPU the arrays are torch's, so that events on torch's stream time the launches; on the host they
+are NumPy's.
+"""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from workloads import NUM_CHECKED_STEPS, Workload
+from timing import event_clock
+from workloads import Workload
 
-import trainkernel
-from trainkernel.mlp import mlp_step
+import trainkernel as tk
+from trainkernel import tree
+from trainkernel.dtypes import DTYPES
 
 
 class TrainkernelTrainer:
-    """The compiled step of a workload and its tensors.
+    """A kernel bound to its state: each launch is one driver call.
 
     Parameters
     ----------
     workload : Workload
     device : str
-        For ``trainkernel.compile``.
+        For ``tk.jit``.
     stream : torch.cuda.Stream or None
         Where the steps run; None on a host device.
+    steps : int
+        Per launch.
     options : mapping
-        Further arguments of ``trainkernel.compile``.
+        Further arguments of ``tk.jit``.
     """
 
-    def __init__(self, workload: Workload, device: str, stream: Any, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, workload: Workload, device: str, stream: Any, steps: int = 1, options: Mapping[str, Any] | None = None
+    ) -> None:
         self.workload = workload
         self.stream = stream
-        self.mlp = mlp_step(
-            workload.layers,
-            workload.batch,
-            activation=workload.activation,
-            loss=workload.loss,
-            optimizer=workload.optimizer,
-            dtype=workload.dtype,
+        self.steps_per_launch = steps
+        self.clock = None if stream is None else event_clock(stream)
+        self.memory = device if device.startswith("cuda") else None
+        self.train = tk.jit(workload.training(tk, steps), donate_argnums=0, device=device, **(options or {}))
+        self.state, self.data = self.on_device(workload.initial_state()), self.on_device(workload.data())
+        self.kernel = self.train.kernel(self.state, self.data)
+        self.note = (
+            "" if stream is None else f"{self.kernel.stats.grid_barriers} grid barriers; {self.kernel.resource_usage()}"
         )
-        program = self.mlp.program
-        self.kernel = trainkernel.compile(
-            program, device=device, inplace_outputs=self.mlp.inplace_outputs, **(options or {})
-        )
-        self.has_step = "step" in self.mlp.input_index
-        self.initial = self._initial_values()
-        memory = device if device.startswith("cuda") else "cpu"
-        with self.on_stream():
-            self.inputs = [
-                torch.from_numpy(value.copy()).to(memory) if isinstance(value, np.ndarray) else value
-                for value in self.initial
-            ]
-            outputs = [
-                None if index in self.mlp.inplace_outputs else torch.zeros(spec.shape, device=memory)
-                for index, spec in enumerate(program.outputs)
-            ]
-            self.bound = self.kernel.bind(self.inputs, outputs)
-        self.loss = outputs[self.mlp.output_index["loss"]]
-        self.next_step = 1
+        self.last: Any = None
+        self.bind()
 
-    def _initial_values(self) -> list[Any]:
-        values: dict[str, Any] = {**self.workload.data(), **self.workload.parameters()}
-        values["learning_rate"] = self.workload.learning_rate
-        values["step"] = 1.0
-        return [
-            values[spec.buffer] if spec.buffer in values else np.zeros(spec.shape, np.float32)
-            for spec in self.mlp.program.inputs
+    def bind(self) -> None:
+        """Bind the kernel to the state, the data and new losses."""
+        step = self.train.lower(self.state, self.data)
+        outputs = [
+            None if index in step.inplace_outputs else self.on_device(np.zeros(spec.shape, DTYPES[spec.dtype].numpy))
+            for index, spec in enumerate(step.program.outputs)
         ]
+        self.last = outputs[step.results[-1].output]
+        inputs = [*tree.leaves((self.state, self.data)), *self.on_device(list(step.captured))]
+        self.bound = self.kernel.bind(inputs, outputs)
 
-    def on_stream(self) -> Any:
-        """The context in which torch works on the trainer's stream."""
-        return contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+    def on_device(self, values: Any) -> Any:
+        """A tree of arrays where the kernel wants them."""
+        if self.memory is None:
+            return tree.map(np.array, values)
+        import torch
 
-    def step(self) -> None:
-        """One training step on the trainer's stream."""
-        if self.has_step:
-            self.bound.set_scalar("step", float(self.next_step))
-        self.next_step += 1
-        self.bound.launch(self.stream)
+        return tree.map(lambda value: torch.from_numpy(np.array(value)).to(self.memory), values)
 
     def reset(self) -> None:
-        """Start training anew, in place."""
-        with self.on_stream():
-            for value, tensor in zip(self.initial, self.inputs, strict=True):
-                if isinstance(tensor, torch.Tensor):
-                    tensor.copy_(torch.from_numpy(value))
-        self.next_step = 1
+        for leaf, value in zip(tree.leaves(self.state), tree.leaves(self.workload.initial_state()), strict=True):
+            leaf[...] = self.on_device(value)
 
-    def read_loss(self) -> float:
-        """Wait for the launches so far and read the last one's loss."""
-        self.bound.check()
-        with self.on_stream():
-            return float(self.loss.reshape(()))
+    def launch(self) -> None:
+        self.bound.launch(self.stream)
 
-    def loss_after_checked_steps(self) -> float:
-        """The loss that the next step computes after ``NUM_CHECKED_STEPS`` steps from the start."""
-        self.reset()
-        for _ in range(NUM_CHECKED_STEPS + 1):
-            self.step()
-        return self.read_loss()
+    def losses(self) -> Sequence[float]:
+        values: list[float] = self.last.reshape(-1).tolist()
+        return values
 
 
-class TrainkernelGraph:
-    """``NUM_CHECKED_STEPS`` launches captured in a CUDA graph, each with its own step number."""
+class CallTrainer(TrainkernelTrainer):
+    """The jitted function called as a user would, ``state, loss = train(state, data)``."""
 
-    steps_per_graph = NUM_CHECKED_STEPS
+    def bind(self) -> None:
+        """Nothing to do ahead: each call looks at its arguments."""
 
-    def __init__(self, trainer: TrainkernelTrainer) -> None:
-        self.trainer = trainer
-        trainer.reset()
-        torch.cuda.synchronize()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=trainer.stream):
-            for _ in range(self.steps_per_graph):
-                trainer.step()
-
-    def replay(self) -> None:
-        """Run the captured steps on the current stream."""
-        self.graph.replay()
-
-    def loss_after_checked_steps(self) -> float:
-        """As ``TrainkernelTrainer.loss_after_checked_steps``; the last step is a plain launch."""
-        self.trainer.reset()
-        with self.trainer.on_stream():
-            self.replay()
-        self.trainer.next_step = NUM_CHECKED_STEPS + 1
-        self.trainer.step()
-        return self.trainer.read_loss()
+    def launch(self) -> None:
+        self.state, self.last = self.train(self.state, self.data)
