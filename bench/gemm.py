@@ -27,7 +27,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 
 from machine import describe_machine, new_run_id, require_device, results_path, write_json  # noqa: E402
-from stamps import interval_samples, stamped_kernels  # noqa: E402
+from stamps import read_stamps  # noqa: E402
 from timing import Clock, event_clock, time_steps  # noqa: E402
 
 import trainkernel as tk  # noqa: E402
@@ -179,11 +179,10 @@ def time_cublas(a: Any, b: Any, result: Any, clock: Clock) -> tuple[float, float
 
 def kernel_time(product: Product, stored: list[Any], result: Any, options: dict[str, Any]) -> tuple[float, str]:
     """Median microseconds from the start to the end of the kernel, and the plan."""
-    with stamped_kernels():
-        kernel = tk.compile(product.program(), device=DEVICE, **options)
+    kernel = tk.compile(product.program(), device=DEVICE, stamps=True, **options)
     bound = kernel.bind(stored, [result])
-    samples = interval_samples(bound.launch, bound, kernel.stats.grid_barriers, WARMUP_LAUNCHES + LAUNCHES)
-    return statistics.median(map(sum, samples[WARMUP_LAUNCHES:])), plan_of(kernel)
+    samples = read_stamps(kernel, bound.launch, bound, WARMUP_LAUNCHES + LAUNCHES)
+    return statistics.median(sample.total_us for sample in samples[WARMUP_LAUNCHES:]), plan_of(kernel)
 
 
 def print_row(row: dict[str, Any]) -> None:

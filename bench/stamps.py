@@ -1,74 +1,39 @@
-"""Time stamps inside a kernel: block 0 writes the device's clock at the start, after each barrier, at the end.
+"""The time stamps of a kernel compiled with ``stamps=True``, in microseconds.
 
-They stand in the free words of the workspace's header, and are put into the emitted source before
-it is compiled.
+Block 0 writes its multiprocessor's clock before each stage, each grid barrier and each part of a block
+region; in a loop those of the last step remain. The device's clock at start and end gives the rate.
 """
 
 from __future__ import annotations
 
-import re
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import trainkernel.kernel
-from trainkernel.runtime.build import build_cubin
-
-_HEADER_BYTES = 256
-_FIRST_SLOT = 8
-_MAX_STAMPS = _HEADER_BYTES // 8 - _FIRST_SLOT
-_STAMP = "if (blockIdx.x == 0 && threadIdx.x == 0) ((unsigned long long*)p.workspace)[{}] = tk_globaltimer_ns();"
+_NUM_CLOCKS = 4
 
 
-@contextmanager
-def stamped_kernels() -> Iterator[None]:
-    """Kernels that are compiled inside have stamps."""
+@dataclass(frozen=True)
+class Stamps:
+    """One launch: time from its start to its end, and from each stamp to the next one (the last: to the end)."""
 
-    def build(source: str, arch: str) -> bytes:
-        return build_cubin(stamped(source), arch)
-
-    module: Any = trainkernel.kernel
-    module.build_cubin = build
-    try:
-        yield
-    finally:
-        module.build_cubin = build_cubin
+    total_us: float
+    intervals_us: tuple[float, ...]
 
 
-def stamped(source: str) -> str:
-    """The source with stamps.
-
-    Raises
-    ------
-    ValueError
-        If there are more barriers than free words.
-    """
-    count = 1
-
-    def after_barrier(match: re.Match[str]) -> str:
-        nonlocal count
-        count += 1
-        return f"{match.group(0)}\n{match.group(1)}{_STAMP.format(_FIRST_SLOT + count - 1)}"
-
-    head = "TkBarrier barrier = tk_barrier_init(p.workspace, p.barrier_timeout_ns);"
-    body_start = source.index(head) + len(head)
-    end = source.index("\n}\n\n#else", body_start)
-    body = re.sub(r"( +)if \(!tk_grid_barrier\(barrier, \d+\)\) return;", after_barrier, source[body_start:end])
-    if count + 1 > _MAX_STAMPS:
-        raise ValueError(f"{count + 1} stamps do not fit the {_MAX_STAMPS} free words of the header")
-    final = f"  __syncthreads();\n  {_STAMP.format(_FIRST_SLOT + count)}"
-    return f"{source[:body_start]}\n  {_STAMP.format(_FIRST_SLOT)}{body}\n{final}{source[end:]}"
-
-
-def interval_samples(launch: Callable[[], object], bound: Any, num_barriers: int, launches: int) -> list[list[float]]:
-    """Microseconds between neighbouring stamps, for each of so many launches of a stamped kernel without a loop."""
+def read_stamps(kernel: Any, launch: Callable[[], object], bound: Any, launches: int) -> list[Stamps]:
+    """The stamps of so many launches, one after another."""
+    count = _NUM_CLOCKS + len(kernel.stats.stamps)
     samples = []
     for _ in range(launches):
         launch()
-        bound.check()
-        words = struct.unpack(f"<{_HEADER_BYTES // 8}Q", bound._workspace.read(_HEADER_BYTES))
-        stamps = words[_FIRST_SLOT : _FIRST_SLOT + 2 + num_barriers]
-        samples.append([(after - before) / 1e3 for before, after in pairwise(stamps)])
+        words = struct.unpack(f"<{count}q", bound.read_workspace(kernel.stats.workspace_bytes)[-8 * count :])
+        start_ns, start, end_ns, end = words[:_NUM_CLOCKS]
+        cycles_per_us = (end - start) / (end_ns - start_ns) * 1e3
+        stamps = [*words[_NUM_CLOCKS:], end]
+        samples.append(
+            Stamps((end_ns - start_ns) / 1e3, tuple((after - before) / cycles_per_us for before, after in pairwise(stamps)))
+        )
     return samples
