@@ -11,12 +11,17 @@ import argparse
 import re
 import statistics
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from trainkernel_runner import TrainkernelTrainer
 from workloads import WORKLOADS
 
+import trainkernel.compiler
 import trainkernel.kernel
+from trainkernel.program_cache import CachedProgram
 from trainkernel.runtime.build import build_cubin
 
 FIRST_SLOT = 8
@@ -43,12 +48,24 @@ def stamped(source: str) -> str:
     return f"{source[:body_start]}\n  {_STAMP.format(FIRST_SLOT)}{body}\n{final}{source[end:]}"
 
 
+@contextmanager
+def stamping() -> Iterator[None]:
+    """Kernels that are compiled in the block have stamps, and no place in the cache of Programs."""
+    kernel: Any = trainkernel.kernel
+    compiler: Any = trainkernel.compiler
+    before = kernel.build_cubin, compiler.find_program
+    kernel.build_cubin = lambda source, arch: build_cubin(stamped(source), arch)
+    compiler.find_program = lambda program, arch, options, generate: CachedProgram(generate)
+    try:
+        yield
+    finally:
+        kernel.build_cubin, compiler.find_program = before
+
+
 def profile(name: str, options: dict[str, int]) -> None:
     """Print the stages of one workload."""
-    original = build_cubin
-    trainkernel.kernel.build_cubin = lambda source, arch: original(stamped(source), arch)  # type: ignore[attr-defined]
-    trainer = TrainkernelTrainer(WORKLOADS[name], "cuda", torch.cuda.Stream(), options)
-    trainkernel.kernel.build_cubin = original  # type: ignore[attr-defined]
+    with stamping():
+        trainer = TrainkernelTrainer(WORKLOADS[name], "cuda", torch.cuda.Stream(), options)
     barriers = trainer.kernel.plan.barriers
     samples = []
     for _ in range(300):
