@@ -211,12 +211,13 @@ def _finish(
     taken = {p for p in passed if p is not None}
     inplace: dict[int, int] = {}
     bound: set[str] = set()
+    declared = {out.buffer: out for item in assembly.items for out in item.outputs}
     for position, leaf in enumerate(leaves):
         if not leaf.donated or position in taken:
             continue
         for place, spec in enumerate(specs):
             if place not in inplace and spec.shape == leaf.aval.shape and spec.dtype == leaf.aval.dtype:
-                specs[place] = _own_buffer(assembly, spec, bound)
+                specs[place] = _own_buffer(assembly, spec, declared, bound)
                 bound.add(specs[place].buffer)
                 _check_dense(leaf)
                 inplace[place] = position
@@ -251,9 +252,10 @@ def _check_dense(leaf: LeafSpec) -> None:
         )
 
 
-def _own_buffer(assembly: Assembly, spec: TensorSpec, bound: set[str]) -> TensorSpec:
+def _own_buffer(
+    assembly: Assembly, spec: TensorSpec, declared: Mapping[str, TensorSpec], bound: set[str]
+) -> TensorSpec:
     """A result to be stored in place: a whole computed buffer that no other result is stored from."""
-    declared = {out.buffer: out for item in assembly.items for out in item.outputs}
     whole = declared.get(spec.buffer)
     if whole is not None and spec.is_dense and spec.num_elements == whole.num_elements and spec.buffer not in bound:
         return spec
