@@ -15,7 +15,7 @@ A value of a task is stored only if another task, a loop or an output needs it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trainkernel.access import Access, AccessWalker, ReductionSpace, scatter_coordinates
@@ -205,6 +205,7 @@ class _Former:
         operands = [spec.buffer for item in program.operations for spec in item.tensor_inputs]
         self._shared = {buffer for buffer, positions in Counter(operands).items() if positions > 1}
         self.inlined: dict[str, Operation] = {}
+        self._walker = AccessWalker(self.inlined)
         self._depths: dict[str, int] = {}
 
     def add(self, item: Item) -> None:
@@ -213,7 +214,7 @@ class _Former:
         elif kind_of(item) == "pointwise":
             self._add_pointwise(item)
         else:
-            level = self._level(self._root_accesses(item, AccessWalker(self.inlined))) + 1
+            level = self._level(self._root_accesses(item)) + 1
             elements = item.outputs[0].num_elements
             self._open(TaskDraft(kind_of(item), level, elements, root=item))
 
@@ -222,14 +223,15 @@ class _Former:
         for spec in draft.outputs:
             self._home[spec.buffer] = draft
 
-    def _level(self, accesses: list[Access]) -> int:
+    def _level(self, accesses: Sequence[Access]) -> int:
         homes = [self._home[access.buffer] for access in accesses if access.buffer in self._home]
         return max((draft.level for draft in homes), default=-1)
 
-    def _root_accesses(self, operation: Operation, walker: AccessWalker) -> list[Access]:
+    def _root_accesses(self, operation: Operation) -> list[Access]:
         found: list[Access] = []
+        walker = self._walker
         if operation.op in SCATTERS:
-            return self._scatter_accesses(operation, walker)
+            return self._scatter_accesses(operation)
         if kind_of(operation) in ("reduction", "scan"):
             space = ReductionSpace.of(operation)
             source = operation.inputs[0]
@@ -251,23 +253,23 @@ class _Former:
                 found += walker.operand(spec, (m, n))
         return found
 
-    def _scatter_accesses(self, operation: Operation, walker: AccessWalker) -> list[Access]:
+    def _scatter_accesses(self, operation: Operation) -> list[Access]:
         found: list[Access] = []
         indices, updates = operation.tensor_inputs
         if updates.num_elements:
             result = variable("r", operation.outputs[0].num_elements)
             places = scatter_coordinates(operation, result, variable("k", updates.shape[0]))
             for operand, coordinates in zip((indices, updates), places, strict=True):
-                found += walker.operand(operand, coordinates)
+                found += self._walker.operand(operand, coordinates)
         return found
 
-    def _member_accesses(self, operation: Operation, walker: AccessWalker) -> list[Access]:
+    def _member_accesses(self, operation: Operation) -> tuple[Access, ...]:
         out = operation.outputs[0]
-        return list(walker.pointwise(operation, delinearize(variable("i", out.num_elements), out.shape)))
+        return self._walker.pointwise(operation, delinearize(variable("i", out.num_elements), out.shape))
 
     def _add_pointwise(self, operation: Operation) -> None:
         out = operation.outputs[0]
-        accesses = self._member_accesses(operation, AccessWalker(self.inlined))
+        accesses = self._member_accesses(operation)
         level = self._level(accesses)
         latest = list(
             dict.fromkeys(
@@ -276,10 +278,9 @@ class _Former:
                 if access.buffer in self._home and self._home[access.buffer].level == level
             )
         )
+        element = variable("i", out.num_elements)
         same_element = all(
-            access.index == variable("i", out.num_elements)
-            for access in accesses
-            if self._home.get(access.buffer) in latest
+            access.index == element for access in accesses if self._home.get(access.buffer) in latest
         ) and all(draft.num_elements == out.num_elements for draft in latest)
         depth = 1 + max((self._depths.get(spec.buffer, 0) for spec in operation.tensor_inputs), default=0)
         nests = depth <= _MAX_INLINED_DEPTH and all(
@@ -337,11 +338,10 @@ class _Former:
         if draft.loop is not None:
             draft.accesses = _loop_accesses(draft.loop)
             return
-        walker = AccessWalker(self.inlined)
-        rooted = self._root_accesses(draft.root, walker) if draft.root is not None else []
+        rooted = self._root_accesses(draft.root) if draft.root is not None else []
         members: list[Access] = []
         for operation in draft.members:
-            members += self._member_accesses(operation, AccessWalker(self.inlined))
+            members += self._member_accesses(operation)
         own = {spec.buffer for spec in draft.outputs}
         element = variable("i", draft.num_elements)
         foreign = [access for access in members if access.buffer not in own]
