@@ -30,13 +30,14 @@ from trainkernel.trace import Array, Body, Node, aval_of, is_scalar, nodes_of
 
 @dataclass(frozen=True)
 class LiveLoop:
-    """What of a loop is needed: positions of its carries, results, saved carries and operands."""
+    """What of a loop is needed: positions of its carries, results, saved carries and operands; of its body, nodes."""
 
     carries: tuple[int, ...]
     results: tuple[int, ...]
     saved: tuple[int, ...]
     constants: tuple[int, ...]
     xs: tuple[int, ...]
+    body: Liveness
 
 
 @dataclass
@@ -80,7 +81,8 @@ def _live_loop(node: Node, needed: Sequence[int]) -> LiveLoop:
     first_xs = first_carry + num_carry
     while True:
         wanted = [body.outputs[p] for p in sorted(carries)] + [body.outputs[num_carry + p] for p in results]
-        arrays = find_live(wanted).arrays
+        live = find_live(wanted)
+        arrays = live.arrays
         read = {p for p in range(num_carry) if id(body.parameters[first_carry + p]) in arrays}
         if read <= carries:
             break
@@ -91,6 +93,7 @@ def _live_loop(node: Node, needed: Sequence[int]) -> LiveLoop:
         saved,
         tuple(p for p in range(first_carry) if id(body.parameters[p]) in arrays),
         tuple(p for p in range(attrs["num_xs"]) if id(body.parameters[first_xs + p]) in arrays),
+        live,
     )
 
 
@@ -297,9 +300,8 @@ class Assembly:
 
     # ------------------------------------------------------------------ nodes
 
-    def nodes(self, outputs: Sequence[Any]) -> None:
-        """Append everything that the outputs need."""
-        live = find_live(outputs)
+    def nodes(self, live: Liveness) -> None:
+        """Append everything that some outputs need."""
         for node in live.nodes:
             if node.op == "parameter":
                 continue
@@ -371,7 +373,9 @@ class Assembly:
         shape = out.aval.shape
         whole = [_broadcast_to(value, shape) if isinstance(value, TensorSpec) else value for value in operands]
         strides = [value.strides for value in whole if isinstance(value, TensorSpec)]
-        kept = [dim for dim, size in enumerate(shape) if size <= 1 or any(steps[dim] for steps in strides)]
+        kept: Sequence[int] = range(len(shape))
+        if all(0 in steps for steps in strides):
+            kept = [dim for dim, size in enumerate(shape) if size <= 1 or any(steps[dim] for steps in strides)]
         repeats = len(kept) < len(shape)
         if repeats:
             whole = [_without_dims(value, kept) if isinstance(value, TensorSpec) else value for value in whole]
@@ -405,7 +409,7 @@ class Assembly:
         pairs = zip(body.parameters, node.inputs, strict=True)
         known = {id(p): self.value(operand) for p, operand in pairs if self.knows(operand)}
         inner = replace(self, values=known)  # it appends to the same Program
-        inner.nodes([body.outputs[position] for position in needed])
+        inner.nodes(find_live(body.outputs[position] for position in needed))
         for position in needed:
             self.values[id(node.outputs[position])] = inner.value(body.outputs[position])
 
@@ -439,7 +443,7 @@ class Assembly:
         num_carry = node.attrs["num_carry"]
         results = [body.outputs[p] for p in live.carries]
         results += [body.outputs[num_carry + p] for p in live.results]
-        inner.nodes(results)
+        inner.nodes(live.body)
         saved = [body.parameters[first_carry + p] for p in live.saved]
         body_outputs = [inner.tensor(out, node.location) for out in (*results, *saved)]
         outs = self._loop_outputs(node, live, body_outputs)

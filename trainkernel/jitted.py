@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from trainkernel import structure, tree
-from trainkernel.assemble import Assembly
+from trainkernel.assemble import Assembly, find_live
+from trainkernel.compiler import compile
 from trainkernel.dtypes import DTYPES, name_of_numpy
 from trainkernel.errors import OptionError, TraceError
 from trainkernel.ir import Program, ScalarSpec, TensorSpec
@@ -181,7 +182,7 @@ def trace_step(fun: Callable[..., Any], arguments: Callable[[Sequence[Any]], Any
         passed = [places.get(id(out)) for out in values]
         passed = [p if p is not None and leaves[p].donated else None for p in passed]
         computed = [out for out, p in zip(values, passed, strict=True) if p is None]
-        assembly.nodes(computed)
+        assembly.nodes(find_live(computed))
         return _finish(assembly, leaves, computed, passed, treedef)
 
 
@@ -479,8 +480,6 @@ class _Compiled:
     """The kernel of one signature, and how its results make up the function's."""
 
     def __init__(self, step: Step, device: str | None, options: Mapping[str, Any]) -> None:
-        from trainkernel.compiler import compile
-
         self.step = step
         self.kernel = compile(step.program, device=device, inplace_outputs=dict(step.inplace_outputs), **options)
 
