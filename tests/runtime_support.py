@@ -7,9 +7,9 @@ generated ones (parameter block, workspace header) and come from no Program.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
+from trainkernel.facts import ScalarSlot, Slot, TaskInfo
 from trainkernel.ir import Program, ScalarSpec, TensorSpec
 
 BARRIER = r"""
@@ -131,10 +131,6 @@ class StubGenerated:
     plan: str = "the plan"
 
 
-def slot(kind: str, index: int, name: str) -> SimpleNamespace:
-    return SimpleNamespace(kind=kind, index=index, name=name)
-
-
 def step_program() -> Program:
     """Inputs x, w, lr, repeat, skip; outputs w (in place) and flipped."""
     x = TensorSpec.dense("x", (4096,))
@@ -147,15 +143,15 @@ def step_stub(**changes: Any) -> StubGenerated:
     values: dict[str, Any] = {
         "program": step_program(),
         "source": STEP_SOURCE,
-        "slots": (slot("input", 0, "x"), slot("input", 1, "w"), slot("output", 1, "flipped")),
+        "slots": (Slot("input", 0, "x"), Slot("input", 1, "w"), Slot("output", 1, "flipped")),
         "params_bytes": 56,
         "scalars": (
-            SimpleNamespace(index=2, name="lr", dtype="float32", offset_bytes=40),
-            SimpleNamespace(index=3, name="repeat", dtype="int32", offset_bytes=44),
-            SimpleNamespace(index=4, name="skip", dtype="int32", offset_bytes=48),
+            ScalarSlot(2, "lr", "float32", 40),
+            ScalarSlot(3, "repeat", "int32", 44),
+            ScalarSlot(4, "skip", "int32", 48),
         ),
         "inplace_outputs": {0: 1},
-        "tasks": (SimpleNamespace(stage=0, name="update", operations=()),),
+        "tasks": (TaskInfo(0, "update", ()),),
     }
     return StubGenerated(**{**values, **changes})
 
@@ -163,7 +159,7 @@ def step_stub(**changes: Any) -> StubGenerated:
 def table_stub() -> StubGenerated:
     inputs = tuple(TensorSpec.dense(f"x{i}", (32,)) for i in range(600))
     program = Program(inputs, (), (TensorSpec.dense("total", (32,)),))
-    slots = (*(slot("input", i, f"x{i}") for i in range(600)), slot("output", 0, "total"))
+    slots = (*(Slot("input", i, f"x{i}") for i in range(600)), Slot("output", 0, "total"))
     return StubGenerated(program, TABLE_SOURCE, slots, 24, threads_per_block=128, uses_tensor_table=True)
 
 
@@ -173,4 +169,4 @@ def copy_stub(shape: tuple[int, ...], dtype: str) -> StubGenerated:
         count *= size
     program = Program((TensorSpec.dense("x", shape, dtype),), (), (TensorSpec.dense("y", shape, dtype),))
     source = COPY16_SOURCE.replace("COUNT", str(count))
-    return StubGenerated(program, source, (slot("input", 0, "x"), slot("output", 0, "y")), 32, threads_per_block=128)
+    return StubGenerated(program, source, (Slot("input", 0, "x"), Slot("output", 0, "y")), 32, threads_per_block=128)

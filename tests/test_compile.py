@@ -6,6 +6,7 @@ import dataclasses
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,8 +57,8 @@ def emulated(generated: Any, inputs: Any, *, barrier_timeout_ns: int = 0) -> Any
 
 
 @pytest.fixture
-def generate(monkeypatch: pytest.MonkeyPatch) -> Generate:
-    """No GPU, no environment, and stand-ins for the compiler, the emulator and the reference."""
+def generate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Generate:
+    """No GPU, no environment, an empty cache, and stand-ins for the compiler, the emulator and the reference."""
     stub = Generate()
     monkeypatch.setattr("trainkernel.codegen.generate", stub, raising=False)
     monkeypatch.setattr("trainkernel.reference.evaluate", step_in_numpy)
@@ -65,6 +66,7 @@ def generate(monkeypatch: pytest.MonkeyPatch) -> Generate:
     monkeypatch.setattr(driver, "_probe", NO_GPU)
     monkeypatch.setattr(compiler, "_reference_told", False)
     monkeypatch.delenv("TRAINKERNEL_DEVICE", raising=False)
+    monkeypatch.setenv("TRAINKERNEL_CACHE_DIR", str(tmp_path / "cache"))
     return stub
 
 

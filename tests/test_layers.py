@@ -17,7 +17,7 @@ PACKAGE = Path(trainkernel.__file__).parent
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("dtypes",),
-    ("target",),
+    ("target", "facts"),
     ("ops",),
     ("ir",),
     ("validation",),
@@ -46,7 +46,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("verify",),
     ("codegen",),
     ("emulator", "runtime"),
-    ("arguments",),
+    ("arguments", "program_cache"),
     ("kernel",),
     ("compiler",),
     ("jitted",),

@@ -13,7 +13,7 @@ import pytest
 
 from trainkernel.errors import OptionError
 from trainkernel.runtime import build, cache
-from trainkernel.runtime.cache import CubinCache, cache_key, pack_entry, unpack_entry
+from trainkernel.runtime.cache import CubinCache, Entry, cache_key, pack_entry, unpack_entry
 
 KEY = cache_key({"source": "a"})
 OTHER = cache_key({"source": "b"})
@@ -55,7 +55,7 @@ def test_key_depends_on_every_part() -> None:
 
 def test_every_truncation_and_every_flipped_byte_is_a_miss() -> None:
     data = pack_entry(KEY, b"cubin", {"arch": "sm_90"})
-    assert unpack_entry(KEY, data) == b"cubin"
+    assert unpack_entry(KEY, data) == Entry({"arch": "sm_90", "key": KEY}, b"cubin")
     assert unpack_entry(OTHER, data) is None
     for size in range(len(data)):
         assert unpack_entry(KEY, data[:size]) is None
@@ -239,7 +239,7 @@ def test_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from trainkernel.runtime.cache import CubinCache, cache_key
+from trainkernel.runtime.cache import CubinCache, Entry, cache_key
 store = CubinCache(Path(sys.argv[1]), max_bytes=60_000)
 for turn in range(60):
     for item in range(8):
@@ -269,7 +269,7 @@ def test_concurrent_writers(tmp_path: Path) -> None:
 KILLED = """
 import os, sys
 from pathlib import Path
-from trainkernel.runtime.cache import CubinCache, cache_key
+from trainkernel.runtime.cache import CubinCache, Entry, cache_key
 os.fsync = lambda descriptor: os._exit(9)  # dies with the data written and the name not yet given
 CubinCache(Path(sys.argv[1])).put(cache_key({"source": "a"}), bytes(range(256)) * 8, {})
 """

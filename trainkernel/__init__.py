@@ -7,6 +7,7 @@ GPU to be imported, and whatever needs CUDA is imported when it is first used.
 
 from __future__ import annotations
 
+import time
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from trainkernel.trace import Array
 
 __version__ = "0.1.0"
+
+IMPORTED_NS = time.time_ns()
+"""A file of the package that is younger may not be the one that runs."""
 
 __all__ = [
     "ArgumentError",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from typing import TypeAlias
 
@@ -34,6 +35,9 @@ def operand_index(operand: TensorSpec, coordinates: Sequence[Index]) -> Index:
 class AccessWalker:
     """Finds the memory accesses of operands, looking through inlined operations.
 
+    What it found behind an element it knows from then on, so more may be inlined later, but
+    nothing that it has looked at.
+
     Parameters
     ----------
     inlined : mapping of buffer name to the pointwise Operation evaluated in its consumers
@@ -41,38 +45,45 @@ class AccessWalker:
 
     def __init__(self, inlined: Mapping[str, Operation]) -> None:
         self._inlined = inlined
-        self._seen: set[tuple[str, Index]] = set()
+        self._known: dict[tuple[str, Index], tuple[Access, ...]] = {}
 
-    def operand(self, operand: object, coordinates: Sequence[Index]) -> Iterator[Access]:
-        """Accesses of one operand read at its consumer's coordinates."""
-        if isinstance(operand, TensorSpec):
-            yield from self.element(operand.buffer, operand_index(operand, coordinates))
+    def operand(self, operand: object, coordinates: Sequence[Index]) -> tuple[Access, ...]:
+        """Accesses of one operand read at its consumer's coordinates, each once."""
+        if not isinstance(operand, TensorSpec):
+            return ()
+        return self.element(operand.buffer, operand_index(operand, coordinates))
 
-    def element(self, buffer: str, index: Index) -> Iterator[Access]:
-        """Accesses behind one element of a buffer."""
-        if (buffer, index) in self._seen:
-            return
-        self._seen.add((buffer, index))
-        operation = self._inlined.get(buffer)
-        if operation is None:
-            yield Access(buffer, index)
-        else:
-            yield from self.pointwise(operation, delinearize(index, operation.outputs[0].shape))
+    def element(self, buffer: str, index: Index) -> tuple[Access, ...]:
+        """Accesses behind one element of a buffer, each once."""
+        found = self._known.get((buffer, index))
+        if found is None:
+            operation = self._inlined.get(buffer)
+            if operation is None:
+                found = (Access(buffer, index),)
+            else:
+                found = self.pointwise(operation, delinearize(index, operation.outputs[0].shape))
+            self._known[buffer, index] = found
+        return found
 
-    def pointwise(self, operation: Operation, coordinates: Sequence[Index]) -> Iterator[Access]:
-        """Accesses of a pointwise operation evaluated at its output's coordinates."""
-        operands = operation.inputs
-        if operation.op in OPS and OPS[operation.op].indexed:
-            for operand, places in indexed_reads(operation, coordinates):
-                yield from self.operand(operand, places)
-            return
-        if operation.op == "combine_partials":
-            partials = operands[0]
-            assert isinstance(partials, TensorSpec)
-            yield from self.operand(partials, (variable("s", partials.shape[0]), *coordinates))
-            operands = operands[1:]
-        for operand in operands:
-            yield from self.operand(operand, coordinates)
+    def pointwise(self, operation: Operation, coordinates: Sequence[Index]) -> tuple[Access, ...]:
+        """Accesses of a pointwise operation evaluated at its output's coordinates, each once."""
+        parts = [self.operand(operand, places) for operand, places in pointwise_reads(operation, coordinates)]
+        return parts[0] if len(parts) == 1 else tuple(dict.fromkeys(chain.from_iterable(parts)))
+
+
+def pointwise_reads(operation: Operation, coordinates: Sequence[Index]) -> Iterator[Read]:
+    """Operands of a pointwise operation and where it reads them, at its output's coordinates."""
+    operands = operation.inputs
+    if operation.op in OPS and OPS[operation.op].indexed:
+        yield from indexed_reads(operation, coordinates)
+        return
+    if operation.op == "combine_partials":
+        partials = operands[0]
+        assert isinstance(partials, TensorSpec)
+        yield partials, (variable("s", partials.shape[0]), *coordinates)
+        operands = operands[1:]
+    for operand in operands:
+        yield operand, coordinates
 
 
 # ---------------------------------------------------------------------------- indexed operations

@@ -6,6 +6,7 @@ carry that nobody reads is no part of the Loop. Constants that are one number be
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,13 +30,14 @@ from trainkernel.trace import Array, Body, Node, aval_of, is_scalar, nodes_of
 
 @dataclass(frozen=True)
 class LiveLoop:
-    """What of a loop is needed: positions of its carries, results, saved carries and operands."""
+    """What of a loop is needed: positions of its carries, results, saved carries and operands; of its body, nodes."""
 
     carries: tuple[int, ...]
     results: tuple[int, ...]
     saved: tuple[int, ...]
     constants: tuple[int, ...]
     xs: tuple[int, ...]
+    body: Liveness
 
 
 @dataclass
@@ -64,7 +66,7 @@ def find_live(outputs: Iterable[Any]) -> Liveness:
             inner = find_live(node.attrs["body"].outputs[position] for position in needed)
             pairs = zip(node.attrs["body"].parameters, node.inputs, strict=True)
             operands = tuple(operand for parameter, operand in pairs if id(parameter) in inner.arrays)
-        live.arrays.update(id(operand) for operand in operands if isinstance(operand, Array))
+        live.arrays.update([id(operand) for operand in operands if isinstance(operand, Array)])
     live.nodes.reverse()
     return live
 
@@ -79,7 +81,8 @@ def _live_loop(node: Node, needed: Sequence[int]) -> LiveLoop:
     first_xs = first_carry + num_carry
     while True:
         wanted = [body.outputs[p] for p in sorted(carries)] + [body.outputs[num_carry + p] for p in results]
-        arrays = find_live(wanted).arrays
+        live = find_live(wanted)
+        arrays = live.arrays
         read = {p for p in range(num_carry) if id(body.parameters[first_carry + p]) in arrays}
         if read <= carries:
             break
@@ -90,6 +93,7 @@ def _live_loop(node: Node, needed: Sequence[int]) -> LiveLoop:
         saved,
         tuple(p for p in range(first_carry) if id(body.parameters[p]) in arrays),
         tuple(p for p in range(attrs["num_xs"]) if id(body.parameters[first_xs + p]) in arrays),
+        live,
     )
 
 
@@ -118,24 +122,26 @@ def view_of(spec: TensorSpec, node: Node) -> TensorSpec | None:
         return spec
     if node.op == "transpose":
         dims = attrs["dims"]
-        return replace(spec, shape=tuple(spec.shape[d] for d in dims), strides=tuple(spec.strides[d] for d in dims))
+        return _without_dims(spec, dims)
     if node.op == "broadcast":
         return _broadcast_view(spec, attrs["shape"], attrs["dims"])
     if node.op == "slice":
         return _slice_view(spec, attrs)
     strides = reshaped_strides(spec.shape, spec.strides, attrs["shape"])
-    return None if strides is None else replace(spec, shape=tuple(attrs["shape"]), strides=strides)
+    return None if strides is None else spec.view(tuple(attrs["shape"]), strides)
 
 
 def _broadcast_view(spec: TensorSpec, shape: tuple[int, ...], dims: Sequence[int]) -> TensorSpec:
     strides = [0] * len(shape)
     for size, stride, dim in zip(spec.shape, spec.strides, dims, strict=True):
         strides[dim] = stride if size == shape[dim] and size != 1 else 0
-    return replace(spec, shape=tuple(shape), strides=tuple(strides))
+    return spec.view(tuple(shape), tuple(strides))
 
 
 def _broadcast_to(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
     """A view in a shape to which NumPy's rules broadcast it."""
+    if spec.shape == shape:
+        return spec
     return _broadcast_view(spec, shape, range(len(shape) - spec.ndim, len(shape)))
 
 
@@ -146,7 +152,7 @@ def _slice_view(spec: TensorSpec, attrs: Mapping[str, Any]) -> TensorSpec:
     if prod(shape):
         offset += sum(start * stride for (start, _, _), stride in zip(bounds, spec.strides, strict=True))
     strides = tuple(stride * step for stride, (_, _, step) in zip(spec.strides, bounds, strict=True))
-    return replace(spec, shape=shape, strides=strides, offset=offset)
+    return TensorSpec(spec.buffer, shape, strides, offset, spec.dtype)
 
 
 def reshaped_strides(shape: Sequence[int], strides: Sequence[int], new_shape: Sequence[int]) -> tuple[int, ...] | None:
@@ -209,17 +215,18 @@ class Assembly:
     values: dict[int, Value] = field(default_factory=dict)
     captured: list[np.ndarray[Any, Any]] = field(default_factory=list)
     _captured_specs: dict[int, TensorSpec] = field(default_factory=dict)
+    _counts: dict[str, int] = field(default_factory=dict)
     _known: dict[Any, tuple[TensorSpec, ...]] = field(default_factory=dict)
 
     def fresh(self, hint: str) -> str:
         """A buffer name that is not taken yet."""
-        base = re.sub(r"[^A-Za-z0-9_]+", "_", hint).strip("_")[:60] or "x"
-        base = base if not base[0].isdigit() else f"x{base}"
-        name, count = base, 1
+        base = _identifier(hint)
+        name, count = base, self._counts.get(base, 1)
         while name in self.names:
             count += 1
             name = f"{base}_{count}"
         self.names.add(name)
+        self._counts[base] = count
         return name
 
     def add_input(self, array: Array, spec: InputSpec) -> None:
@@ -229,11 +236,9 @@ class Assembly:
 
     def value(self, operand: Any) -> Value:
         """The value of an operand: an Array, an ndarray or a Python number."""
-        if is_scalar(operand):
-            return operand
         if isinstance(operand, Array):
             return self.values[id(operand)]
-        return self._capture(operand)
+        return operand if is_scalar(operand) else self._capture(operand)
 
     def _capture(self, array: np.ndarray[Any, Any]) -> Value:
         """A constant array: a number where all elements are the same, else an input of its own."""
@@ -277,14 +282,15 @@ class Assembly:
         recomputation: object = None,
     ) -> tuple[TensorSpec, ...]:
         """Append an Operation, unless an equal one is there; one of another recomputation is not equal."""
-        numbers = tuple((type(value), repr(value)) if not isinstance(value, TensorSpec) else value for value in inputs)
-        key = (op, numbers, tuple(results), repr(sorted(attrs.items())), recomputation)
-        if key not in self._known:
-            outs = tuple(TensorSpec.dense(self.fresh(op), shape, dtype) for shape, dtype in results)
+        operands = [value if isinstance(value, TensorSpec) else (type(value), repr(value)) for value in inputs]
+        key = (op, tuple(operands), tuple(results), repr(sorted(attrs.items())) if attrs else "", recomputation)
+        outs = self._known.get(key)
+        if outs is None:
+            outs = tuple([TensorSpec.dense(self.fresh(op), shape, dtype) for shape, dtype in results])
             output = outs[0] if len(outs) == 1 else outs
             self.items.append(Operation(outs[0].buffer, op, tuple(inputs), output, attrs, location))
             self._known[key] = outs
-        return self._known[key]
+        return outs
 
     def copy(self, spec: TensorSpec, location: str | None = None) -> TensorSpec:
         """The values of a view in a buffer of their own."""
@@ -294,9 +300,8 @@ class Assembly:
 
     # ------------------------------------------------------------------ nodes
 
-    def nodes(self, outputs: Sequence[Any]) -> None:
-        """Append everything that the outputs need."""
-        live = find_live(outputs)
+    def nodes(self, live: Liveness) -> None:
+        """Append everything that some outputs need."""
         for node in live.nodes:
             if node.op == "parameter":
                 continue
@@ -340,7 +345,8 @@ class Assembly:
 
     def _pointwise(self, node: Node) -> None:
         values = [self.value(operand) for operand in node.inputs]
-        if not any(isinstance(value, TensorSpec) for value in values):
+        tensors = [position for position, value in enumerate(values) if isinstance(value, TensorSpec)]
+        if not tensors:
             self.values[id(node.outputs[0])] = _folded(node, values)
             return
         operands = [_number(value) if isinstance(value, Constant) else value for value in values]
@@ -349,10 +355,9 @@ class Assembly:
             self.values[id(node.outputs[0])] = same
             return
         data = OPS[node.op].data_operands
-        positions = range(len(values)) if data is None else data
-        if not any(isinstance(operands[position], TensorSpec) for position in positions):
+        if data is not None and not set(data) & set(tensors):
             # Numbers alone would lose their dtype, which decides how the operation computes.
-            first = positions[0] if isinstance(values[positions[0]], Constant) else positions[-1]
+            first = data[0] if isinstance(values[data[0]], Constant) else data[-1]
             operands[first] = self._zero_dim(node.inputs[first], values[first], node.location)
         self._append_narrow(node, operands)
 
@@ -365,15 +370,18 @@ class Assembly:
     def _append_narrow(self, node: Node, operands: Sequence[Any]) -> None:
         """A pointwise operation without the dims along which all of its operands repeat: the result repeats too."""
         (out,) = node.outputs
-        whole = [_broadcast_to(value, out.shape) if isinstance(value, TensorSpec) else value for value in operands]
-        tensors = [value for value in whole if isinstance(value, TensorSpec)]
-        kept = [dim for dim, size in enumerate(out.shape) if size <= 1 or any(spec.strides[dim] for spec in tensors)]
-        narrow = [_without_dims(value, kept) if isinstance(value, TensorSpec) else value for value in whole]
-        shape = tuple(out.shape[dim] for dim in kept)
-        (spec,) = self.operations(
-            node.op, narrow, [(shape, out.aval.dtype)], node.attrs, node.location, node.recomputation
-        )
-        self.values[id(out)] = spec if len(kept) == len(out.shape) else _broadcast_view(spec, out.shape, kept)
+        shape = out.aval.shape
+        whole = [_broadcast_to(value, shape) if isinstance(value, TensorSpec) else value for value in operands]
+        strides = [value.strides for value in whole if isinstance(value, TensorSpec)]
+        kept: Sequence[int] = range(len(shape))
+        if all(0 in steps for steps in strides):
+            kept = [dim for dim, size in enumerate(shape) if size <= 1 or any(steps[dim] for steps in strides)]
+        repeats = len(kept) < len(shape)
+        if repeats:
+            whole = [_without_dims(value, kept) if isinstance(value, TensorSpec) else value for value in whole]
+        result = (tuple([shape[dim] for dim in kept]), out.aval.dtype)
+        (spec,) = self.operations(node.op, whole, [result], node.attrs, node.location, node.recomputation)
+        self.values[id(out)] = _broadcast_view(spec, shape, kept) if repeats else spec
 
     def _other(self, node: Node) -> None:
         """Reductions, products, scans, indexed operations."""
@@ -401,7 +409,7 @@ class Assembly:
         pairs = zip(body.parameters, node.inputs, strict=True)
         known = {id(p): self.value(operand) for p, operand in pairs if self.knows(operand)}
         inner = replace(self, values=known)  # it appends to the same Program
-        inner.nodes([body.outputs[position] for position in needed])
+        inner.nodes(find_live(body.outputs[position] for position in needed))
         for position in needed:
             self.values[id(node.outputs[position])] = inner.value(body.outputs[position])
 
@@ -435,7 +443,7 @@ class Assembly:
         num_carry = node.attrs["num_carry"]
         results = [body.outputs[p] for p in live.carries]
         results += [body.outputs[num_carry + p] for p in live.results]
-        inner.nodes(results)
+        inner.nodes(live.body)
         saved = [body.parameters[first_carry + p] for p in live.saved]
         body_outputs = [inner.tensor(out, node.location) for out in (*results, *saved)]
         outs = self._loop_outputs(node, live, body_outputs)
@@ -507,6 +515,13 @@ class Assembly:
         return Program((*self.inputs, *self._captured_specs.values()), tuple(self.items), tuple(outputs))
 
 
+@functools.cache
+def _identifier(hint: str) -> str:
+    """The start of a buffer's name."""
+    base = re.sub(r"[^A-Za-z0-9_]+", "_", hint).strip("_")[:60] or "x"
+    return f"x{base}" if base[0].isdigit() else base
+
+
 def _is_one_number(array: np.ndarray[Any, Any]) -> bool:
     """Whether all elements are one number, also in the sign of zero; NaN is no number."""
     first = array.flat[0]
@@ -537,8 +552,8 @@ def _folded(node: Node, values: Sequence[Any]) -> Constant:
 
 
 def _without_dims(spec: TensorSpec, kept: Sequence[int]) -> TensorSpec:
-    """A view at the first place of all dims but those that are kept."""
-    return replace(spec, shape=tuple(spec.shape[d] for d in kept), strides=tuple(spec.strides[d] for d in kept))
+    """A view of the dims that are kept, in their order, at the first place of all others."""
+    return spec.view(tuple([spec.shape[d] for d in kept]), tuple([spec.strides[d] for d in kept]))
 
 
 def _number(constant: Constant) -> float:

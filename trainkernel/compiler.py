@@ -1,7 +1,8 @@
 """Program to Kernel: ``compile`` picks the device and the target, generates, builds and loads.
 
-A Kernel keeps every stage it was made through (``program``, ``schedule``, ``plan``, ``source``,
-``cubin``) and is called with the program's inputs.
+A Kernel has every stage it was made through (``program``, ``schedule``, ``plan``, ``source``,
+``cubin``) and is called with the program's inputs. One that is found in the cache skips the stages;
+they run when somebody asks for what they make.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Mapping
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 from trainkernel.errors import OptionError
 from trainkernel.ir import Program
 from trainkernel.kernel import GpuKernel, HostBound, HostKernel, Kernel
 from trainkernel.options import Options
+from trainkernel.program_cache import find_program
 from trainkernel.runtime import driver, nvrtc
 from trainkernel.target import PRESETS, Target
 
@@ -71,8 +75,6 @@ def compile(
     LaunchError
         If not one block can be resident.
     """
-    from trainkernel.codegen import generate
-
     known = ("inplace_outputs", "target", *(field.name for field in fields(Options)))
     for option in options:
         if option not in known:
@@ -93,13 +95,22 @@ def compile(
         options.pop("target", None)
         if arch is not None:
             options["target"] = Target.preset(arch if arch in PRESETS else "portable")
-    stats = generate(program, **options)
+    if isinstance(options.get("inplace_outputs"), Mapping):
+        options["inplace_outputs"] = dict(options["inplace_outputs"])  # as it is now
+    cached = find_program(program, arch, options, partial(_generate, program, options))
+    stats = cached.generate() if cached.facts is None else None
     if facts is not None:
         assert arch is not None
-        return GpuKernel(program, stats, facts.index, arch, timeout_ns)
+        return GpuKernel(program, stats, facts.index, arch, timeout_ns, cached)
     if name is None:
-        return Kernel(program, stats, None, arch)
-    return HostKernel(program, stats, name, arch, timeout_ns)
+        return Kernel(program, stats, None, arch, cached)
+    return HostKernel(program, stats, name, arch, timeout_ns, cached)
+
+
+def _generate(program: Program, options: Mapping[str, Any]) -> Any:
+    from trainkernel.codegen import generate  # not needed for what is in the cache
+
+    return generate(program, **options)
 
 
 _reference_told = False

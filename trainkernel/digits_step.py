@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import trainkernel as tk
+from trainkernel import losses, nn
 from trainkernel import numpy as tnp
 from trainkernel.errors import OptionError
 
@@ -69,14 +70,14 @@ def predict(params: Params, images: Any, dtype: str = "float32") -> Any:
     product = bfloat16_product if dtype == "bfloat16" else tnp.matmul
     x = images
     for layer in params[:-1]:
-        x = tk.nn.relu(product(x, layer["w"]) + layer["b"])
+        x = nn.relu(product(x, layer["w"]) + layer["b"])
     return product(x, params[-1]["w"]) + params[-1]["b"]
 
 
 def loss(params: Params, images: Any, labels: Any, dtype: str = "float32") -> Any:
     """The mean cross-entropy with labels ``int32[n]``."""
     scores = predict(params, images, dtype)
-    return tnp.mean(tk.losses.softmax_cross_entropy_with_integer_labels(scores, labels))
+    return tnp.mean(losses.softmax_cross_entropy_with_integer_labels(scores, labels))
 
 
 def train_step(params: Params, state: Any, images: Any, labels: Any, *, dtype: str) -> tuple[Any, Params, Any]:

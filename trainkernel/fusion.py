@@ -15,14 +15,14 @@ A value of a task is stored only if another task, a loop or an output needs it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trainkernel.access import Access, AccessWalker
 from trainkernel.alignment import PARTIAL, ROW, accesses, is_aligned
 from trainkernel.arithmetic import kind_of
-from trainkernel.indexing import Index, delinearize, variable
 from trainkernel.errors import VerificationError
+from trainkernel.indexing import Index, variable
 from trainkernel.ir import Item, Loop, Operation, Program, TensorSpec
 from trainkernel.ops import OPS
 from trainkernel.options import Options
@@ -205,6 +205,7 @@ class _Former:
         operands = [spec.buffer for item in program.operations for spec in item.tensor_inputs]
         self._shared = {buffer for buffer, positions in Counter(operands).items() if positions > 1}
         self.inlined: dict[str, Operation] = {}
+        self._walker = AccessWalker(self.inlined)
         self._depths: dict[str, int] = {}
 
     def add(self, item: Item) -> None:
@@ -213,7 +214,7 @@ class _Former:
         elif kind_of(item) == "pointwise":
             self._add_pointwise(item)
         else:
-            level = self._level(self._accesses(item, AccessWalker(self.inlined))) + 1
+            level = self._level(self._accesses(item)) + 1
             elements = item.outputs[0].num_elements
             self._open(TaskDraft(kind_of(item), level, elements, root=item, inside=self._inside(item)))
 
@@ -222,19 +223,18 @@ class _Former:
         for spec in draft.outputs:
             self._home[spec.buffer] = draft
 
-    def _level(self, accesses: list[Access]) -> int:
+    def _level(self, accesses: Sequence[Access]) -> int:
         homes = [self._home[access.buffer] for access in accesses if access.buffer in self._home]
         return max((draft.level for draft in homes), default=-1)
 
-    @staticmethod
-    def _accesses(operation: Operation, walker: AccessWalker) -> list[Access]:
-        found = accesses(operation, walker)
+    def _accesses(self, operation: Operation) -> list[Access]:
+        found = accesses(operation, self._walker)
         assert found is not None
         return found
 
     def _add_pointwise(self, operation: Operation) -> None:
         out = operation.outputs[0]
-        accesses = self._accesses(operation, AccessWalker(self.inlined))
+        accesses = self._accesses(operation)
         level = self._level(accesses)
         latest = list(
             dict.fromkeys(
@@ -243,10 +243,9 @@ class _Former:
                 if access.buffer in self._home and self._home[access.buffer].level == level
             )
         )
+        element = variable("i", out.num_elements)
         same_element = all(
-            access.index == variable("i", out.num_elements)
-            for access in accesses
-            if self._home.get(access.buffer) in latest
+            access.index == element for access in accesses if self._home.get(access.buffer) in latest
         ) and all(draft.num_elements == out.num_elements for draft in latest)
         depth = 1 + max((self._depths.get(spec.buffer, 0) for spec in operation.tensor_inputs), default=0)
         nests = depth <= _MAX_INLINED_DEPTH and all(
@@ -314,10 +313,10 @@ class _Former:
         if draft.loop is not None:
             draft.accesses = _loop_accesses(draft.loop)
             return
-        rooted = self._accesses(draft.root, AccessWalker(self.inlined)) if draft.root is not None else []
+        rooted = self._accesses(draft.root) if draft.root is not None else []
         members: list[Access] = []
         for operation in draft.members:
-            members += self._accesses(operation, AccessWalker(self.inlined))
+            members += self._accesses(operation)
         own = {spec.buffer for spec in draft.outputs}
         element = variable("i", draft.num_elements)
         foreign = [access for access in members if access.buffer not in own]
@@ -332,9 +331,10 @@ def aligned_reads(
 ) -> frozenset[str]:
     """The buffers of which a task inside of a region reads its own rows alone."""
     found: list[Access] = []
+    walker = AccessWalker(inlined)
     for operation in ([draft.root] if draft.root else []) + draft.members:
         role = PARTIAL if operation.op in _PARTIALS_ROOTS else ROW
-        reads = accesses(operation, AccessWalker(inlined), label, role)
+        reads = accesses(operation, walker, label, role)
         if reads is None:
             raise VerificationError(f"an operation inside of a region has no {label} rows\n  in operation: {operation}")
         found += reads

@@ -23,7 +23,7 @@ class Variable:
     name: str
     size: int
 
-    @property
+    @cached_property
     def maximum(self) -> int:
         return max(self.size - 1, 0)
 
@@ -39,7 +39,7 @@ class Quotient:
     inner: Index
     divisor: int
 
-    @property
+    @cached_property
     def maximum(self) -> int:
         return self.inner.maximum // self.divisor
 
@@ -55,9 +55,14 @@ class Remainder:
     inner: Index
     divisor: int
 
-    @property
+    @cached_property
     def maximum(self) -> int:
         return min(self.divisor - 1, self.inner.maximum)
+
+    @cached_property
+    def quotient(self) -> Index:
+        """``inner / divisor``: with it the remainder makes up ``inner`` again."""
+        return self.inner // self.divisor
 
     @cached_property
     def text(self) -> str:
@@ -77,11 +82,23 @@ class Index:
     @cached_property
     def maximum(self) -> int:
         """The largest value over the atoms' ranges."""
-        return self.constant + sum(coefficient * atom.maximum for atom, coefficient in self.terms)
+        total = self.constant
+        for atom, coefficient in self.terms:
+            total += coefficient * atom.maximum
+        return total
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.terms, self.constant))
+
+    def __hash__(self) -> int:  # an Index is looked up many times, and holds others
+        return self._hash
 
     def __add__(self, other: Index | int) -> Index:
         if isinstance(other, int):
             return Index(self.terms, self.constant + other)
+        if not self.terms or not other.terms:
+            return Index(self.terms or other.terms, self.constant + other.constant)
         coefficients = dict(self.terms)
         for atom, coefficient in other.terms:
             coefficients[atom] = coefficients.get(atom, 0) + coefficient
@@ -90,37 +107,61 @@ class Index:
     def __mul__(self, factor: int) -> Index:
         if factor == 0:
             return ZERO
+        if factor == 1:
+            return self
         return Index(tuple((atom, c * factor) for atom, c in self.terms), self.constant * factor)
 
     def _split(self, divisor: int) -> tuple[Index, Index]:
         """(multiple, rest) with ``self == divisor * multiple + rest``."""
-        whole = tuple((atom, c // divisor) for atom, c in self.terms if c % divisor == 0)
-        rest = tuple((atom, c) for atom, c in self.terms if c % divisor)
-        return Index(whole, self.constant // divisor), Index(rest, self.constant % divisor)
+        if divisor == 1:
+            return self, ZERO
+        whole, rest = [], []
+        for atom, c in self.terms:
+            if c % divisor:
+                rest.append((atom, c))
+            else:
+                whole.append((atom, c // divisor))
+        constant, last = divmod(self.constant, divisor)
+        return Index(tuple(whole), constant), Index(tuple(rest), last)
+
+    def __divmod__(self, divisor: int) -> tuple[Index, Index]:
+        multiple, rest = self._split(divisor)
+        return multiple._with_quotient(rest, divisor), rest._remainder(divisor)
 
     def __floordiv__(self, divisor: int) -> Index:
         multiple, rest = self._split(divisor)
+        return multiple._with_quotient(rest, divisor)
+
+    def __mod__(self, divisor: int) -> Index:
+        return self._split(divisor)[1]._remainder(divisor)
+
+    def _with_quotient(self, rest: Index, divisor: int) -> Index:
+        """``self + rest / divisor``."""
         if rest.maximum < divisor:
-            return multiple
+            return self
         common = gcd(divisor, *(c for _, c in rest.terms), rest.constant)
         inner, divisor = rest._divided(common), divisor // common
         if len(inner.terms) == 1 and inner.constant == 0:
             atom, coefficient = inner.terms[0]
             if coefficient == 1 and isinstance(atom, Quotient):
                 inner, divisor = atom.inner, atom.divisor * divisor
-        return multiple + Index(((Quotient(inner, divisor), 1),))
+        return self + Index(((Quotient(inner, divisor), 1),))
 
-    def __mod__(self, divisor: int) -> Index:
-        _, rest = self._split(divisor)
-        if rest.maximum < divisor:
-            return rest
-        common = gcd(divisor, *(c for _, c in rest.terms), rest.constant)
-        return Index(((Remainder(rest._divided(common), divisor // common), common),))
+    def _remainder(self, divisor: int) -> Index:
+        """``self % divisor`` of what no multiple can be taken out of."""
+        if self.maximum < divisor:
+            return self
+        common = gcd(divisor, *(c for _, c in self.terms), self.constant)
+        return Index(((Remainder(self._divided(common), divisor // common), common),))
 
     def _divided(self, common: int) -> Index:
         return Index(tuple((atom, c // common) for atom, c in self.terms), self.constant // common)
 
     def __str__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         parts = [atom.text if c == 1 else f"{atom.text} * {c}" for atom, c in self.terms]
         if self.constant or not parts:
             parts.append(str(self.constant))
@@ -136,20 +177,22 @@ def variable(name: str, size: int) -> Index:
 
 
 def _normal(coefficients: dict[Atom, int], constant: int) -> Index:
-    changed = True
-    while changed:
-        changed = False
-        for atom, coefficient in coefficients.items():
-            if isinstance(atom, Remainder) and _fold(coefficients, atom, coefficient):
-                changed = True
-                break
-    terms = sorted(((atom, c) for atom, c in coefficients.items() if c), key=lambda term: (-term[1], term[0].text))
+    while any(_fold(coefficients, atom) for atom in list(coefficients) if isinstance(atom, Remainder)):
+        pass
+    terms = [(atom, c) for atom, c in coefficients.items() if c]
+    if len(terms) > 1:
+        terms.sort(key=_place)
     return Index(tuple(terms), constant)
 
 
-def _fold(coefficients: dict[Atom, int], atom: Remainder, coefficient: int) -> bool:
+def _place(term: tuple[Atom, int]) -> tuple[int, str]:
+    """The order of terms: large coefficients first."""
+    return -term[1], term[0].text
+
+
+def _fold(coefficients: dict[Atom, int], atom: Remainder) -> bool:
     """Replace ``c * (x % d) + c * d * (x / d)`` by ``c * x`` if both are there."""
-    quotient = atom.inner // atom.divisor
+    coefficient, quotient = coefficients[atom], atom.quotient
     scale = coefficient * atom.divisor
     if quotient.constant or any(coefficients.get(part, 0) < c * scale for part, c in quotient.terms):
         return False
@@ -168,15 +211,18 @@ def _fold(coefficients: dict[Atom, int], atom: Remainder, coefficient: int) -> b
 def delinearize(index: Index, shape: Sequence[int]) -> tuple[Index, ...]:
     """The row-major coordinates of a linear index in ``shape``."""
     coordinates = []
-    for size in reversed(shape):
-        coordinates.append(index % max(size, 1))
-        index = index // max(size, 1)
-    return tuple(reversed(coordinates))
+    for size in shape[:0:-1]:
+        index, coordinate = divmod(index, max(size, 1))
+        coordinates.append(coordinate)
+    if shape:
+        coordinates.append(index % max(shape[0], 1))
+    return tuple(coordinates[::-1])
 
 
 def linearize(coordinates: Sequence[Index], strides: Sequence[int], offset: int = 0) -> Index:
     """``offset + sum(coordinate * stride)``."""
     total = Index((), offset)
     for coordinate, stride in zip(coordinates, strides, strict=True):
-        total = total + coordinate * stride
+        if stride:
+            total = total + coordinate * stride
     return total

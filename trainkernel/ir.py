@@ -33,10 +33,11 @@ def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Row-major strides of ``shape``, in elements."""
     strides = []
     step = 1
-    for size in reversed(shape):
+    for size in shape[::-1]:
         strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
+        if size > 1:
+            step *= size
+    return tuple(strides[::-1])
 
 
 def _dims(values: tuple[int, ...]) -> str:
@@ -58,13 +59,16 @@ class TensorSpec:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(self.shape))
-        object.__setattr__(self, "strides", tuple(self.strides))
+        if type(self.shape) is not tuple:
+            object.__setattr__(self, "shape", tuple(self.shape))
+        if type(self.strides) is not tuple:
+            object.__setattr__(self, "strides", tuple(self.strides))
 
     @staticmethod
     def dense(buffer: str, shape: tuple[int, ...], dtype: str = "float32") -> TensorSpec:
         """The row-major tensor that fills a buffer."""
-        return TensorSpec(buffer, tuple(shape), dense_strides(tuple(shape)), 0, dtype)
+        shape = tuple(shape)
+        return TensorSpec(buffer, shape, dense_strides(shape), 0, dtype)
 
     @property
     def ndim(self) -> int:
@@ -88,6 +92,10 @@ class TensorSpec:
         if self.num_elements == 0:
             return self.offset - 1
         return self.offset + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+
+    def view(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> TensorSpec:
+        """Another view of the buffer, of the same offset."""
+        return TensorSpec(self.buffer, shape, strides, self.offset, self.dtype)
 
     @property
     def T(self) -> TensorSpec:  # noqa: N802 - the field's name for it

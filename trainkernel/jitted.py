@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from trainkernel import structure, tree
-from trainkernel.assemble import Assembly
+from trainkernel.assemble import Assembly, find_live
+from trainkernel.compiler import compile
 from trainkernel.dtypes import DTYPES, name_of_numpy
 from trainkernel.errors import OptionError, TraceError
 from trainkernel.ir import Program, ScalarSpec, TensorSpec
@@ -181,7 +182,7 @@ def trace_step(fun: Callable[..., Any], arguments: Callable[[Sequence[Any]], Any
         passed = [places.get(id(out)) for out in values]
         passed = [p if p is not None and leaves[p].donated else None for p in passed]
         computed = [out for out, p in zip(values, passed, strict=True) if p is None]
-        assembly.nodes(computed)
+        assembly.nodes(find_live(computed))
         return _finish(assembly, leaves, computed, passed, treedef)
 
 
@@ -211,12 +212,13 @@ def _finish(
     taken = {p for p in passed if p is not None}
     inplace: dict[int, int] = {}
     bound: set[str] = set()
+    declared = {out.buffer: out for item in assembly.items for out in item.outputs}
     for position, leaf in enumerate(leaves):
         if not leaf.donated or position in taken:
             continue
         for place, spec in enumerate(specs):
             if place not in inplace and spec.shape == leaf.aval.shape and spec.dtype == leaf.aval.dtype:
-                specs[place] = _own_buffer(assembly, spec, bound)
+                specs[place] = _own_buffer(assembly, spec, declared, bound)
                 bound.add(specs[place].buffer)
                 _check_dense(leaf)
                 inplace[place] = position
@@ -251,9 +253,10 @@ def _check_dense(leaf: LeafSpec) -> None:
         )
 
 
-def _own_buffer(assembly: Assembly, spec: TensorSpec, bound: set[str]) -> TensorSpec:
+def _own_buffer(
+    assembly: Assembly, spec: TensorSpec, declared: Mapping[str, TensorSpec], bound: set[str]
+) -> TensorSpec:
     """A result to be stored in place: a whole computed buffer that no other result is stored from."""
-    declared = {out.buffer: out for item in assembly.items for out in item.outputs}
     whole = declared.get(spec.buffer)
     if whole is not None and spec.is_dense and spec.num_elements == whole.num_elements and spec.buffer not in bound:
         return spec
@@ -477,8 +480,6 @@ class _Compiled:
     """The kernel of one signature, and how its results make up the function's."""
 
     def __init__(self, step: Step, device: str | None, options: Mapping[str, Any]) -> None:
-        from trainkernel.compiler import compile
-
         self.step = step
         self.kernel = compile(step.program, device=device, inplace_outputs=dict(step.inplace_outputs), **options)
 

@@ -11,6 +11,7 @@ import numpy as np
 from trainkernel.arguments import ArrayNeed, CheckedArguments, Signature, check_arguments, check_sequence, signature_of
 from trainkernel.errors import ArgumentError, CompileError, DeviceError
 from trainkernel.ir import Program
+from trainkernel.program_cache import CachedProgram
 from trainkernel.runtime.build import build_cubin
 from trainkernel.runtime.device_array import DeviceArray
 from trainkernel.runtime.dlpack import as_numpy, framework_of
@@ -27,20 +28,41 @@ class Kernel:
     Attributes
     ----------
     program : Program
-    stats : GeneratedKernel
-        The source with the counts of what it does.
     device : str or None
         ``"cuda:0"``, ``"emulator"``, ``"reference"``; None: compiled for an architecture alone.
     arch : str or None
         What the cubin is for.
     """
 
-    def __init__(self, program: Program, stats: Any, device: str | None, arch: str | None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        stats: Any,
+        device: str | None,
+        arch: str | None,
+        cached: CachedProgram | None = None,
+    ) -> None:
+        """``stats`` is None for a kernel that was found in the cache: it is generated when it is asked for."""
         self.program = program
-        self.stats = stats
         self.device = device
         self.arch = arch
-        self._cubin: bytes | None = None
+        self._stats = stats
+        self._cached = CachedProgram(lambda: stats) if cached is None else cached
+        self._facts: Any = stats if self._cached.facts is None else self._cached.facts
+        self._cubin = self._cached.cubin
+
+    @property
+    def stats(self) -> Any:
+        """The GeneratedKernel: the source with the counts of what it does.
+
+        Raises
+        ------
+        VerificationError
+            If it is not the kernel that was found in the cache.
+        """
+        if self._stats is None:
+            self._stats = self._cached.generated()
+        return self._stats
 
     @property
     def schedule(self) -> Any:
@@ -70,6 +92,7 @@ class Kernel:
             if self.arch is None:
                 raise CompileError(f"a kernel on device '{self.device}' has no cubin: compile with arch='sm_90', say")
             self._cubin = build_cubin(self.source, self.arch)
+            self._cached.store(self.stats, self._cubin)
         return self._cubin
 
     def __call__(self, *inputs: Any, stream: Any = None) -> tuple[Any, ...]:
@@ -136,11 +159,11 @@ class Kernel:
         where = f"device={self.device!r}" if self.device is not None else f"arch={self.arch!r}"
         if self.device is not None and self.arch is not None:
             where += f", arch={self.arch!r}"
-        stats = self.stats
+        facts = self._facts
         return (
             f"Kernel({where}, {len(self.program.inputs)} inputs, {len(self.program.operations)} operations, "
-            f"{len(self.program.outputs)} outputs, {stats.grid_barriers} grid barriers, "
-            f"{stats.threads_per_block} threads per block, {stats.workspace_bytes:,} bytes of workspace)"
+            f"{len(self.program.outputs)} outputs, {facts.grid_barriers} grid barriers, "
+            f"{facts.threads_per_block} threads per block, {facts.workspace_bytes:,} bytes of workspace)"
         )
 
 
@@ -148,10 +171,16 @@ class HostKernel(Kernel):
     """A Kernel that runs on the CPU, in the emulator or as the reference, on host arrays."""
 
     def __init__(
-        self, program: Program, stats: Any, device: str, arch: str | None, barrier_timeout_ns: int = 0
+        self,
+        program: Program,
+        stats: Any,
+        device: str,
+        arch: str | None,
+        barrier_timeout_ns: int = 0,
+        cached: CachedProgram | None = None,
     ) -> None:
-        super().__init__(program, stats, device, arch)
-        self._signature = signature_of(program, stats.inplace_outputs)
+        super().__init__(program, stats, device, arch, cached)
+        self._signature = signature_of(program, self._facts.inplace_outputs)
         self._barrier_timeout_ns = barrier_timeout_ns
 
     def __call__(self, *inputs: Any, stream: Any = None) -> tuple[Any, ...]:
@@ -159,7 +188,7 @@ class HostKernel(Kernel):
         checked = check_arguments(self._signature, inputs, device=("cpu", 0))
         results = self._run(checked, checked.scalars)
         framework, like = _framework_of_first(self._signature, inputs)
-        inplace = self.stats.inplace_outputs
+        inplace = self._facts.inplace_outputs
         fresh = {
             index: _delivered(framework, like, result, self.program.outputs[index].dtype)
             for index, result in enumerate(results)
@@ -236,37 +265,46 @@ class HostBound:
 class GpuKernel(Kernel):
     """A Kernel loaded on a GPU, on arrays in its memory."""
 
-    def __init__(self, program: Program, stats: Any, index: int, arch: str, barrier_timeout_ns: int) -> None:
-        super().__init__(program, stats, f"cuda:{index}", arch)
+    def __init__(
+        self,
+        program: Program,
+        stats: Any,
+        index: int,
+        arch: str,
+        barrier_timeout_ns: int,
+        cached: CachedProgram | None = None,
+    ) -> None:
+        super().__init__(program, stats, f"cuda:{index}", arch, cached)
+        facts = self._facts
         self._index = index
         alignments = {
             (slot.kind, slot.index): slot.alignment_bytes
-            for slot in stats.slots
+            for slot in facts.slots
             if getattr(slot, "alignment_bytes", None)
         }
-        offsets = {scalar.index: scalar.offset_bytes for scalar in stats.scalars}
-        self._signature = signature_of(program, stats.inplace_outputs, alignments, offsets)
+        offsets = {scalar.index: scalar.offset_bytes for scalar in facts.scalars}
+        self._signature = signature_of(program, facts.inplace_outputs, alignments, offsets)
         self._loaded: LoadedKernel = load(
             self.cubin,
-            stats.entry,
+            facts.entry,
             index,
-            threads_per_block=stats.threads_per_block,
-            dynamic_shared_bytes=stats.shared_bytes,
-            params_bytes=stats.params_bytes,
+            threads_per_block=facts.threads_per_block,
+            dynamic_shared_bytes=facts.shared_bytes,
+            params_bytes=facts.params_bytes,
             arch=arch,
         )
         self._launch_plan = LaunchPlan(
-            name=stats.entry,
-            blocks=self._loaded.grid_blocks(stats.blocks_per_sm, stats.max_work_blocks, stats.max_blocks),
-            threads_per_block=stats.threads_per_block,
-            dynamic_shared_bytes=stats.shared_bytes,
-            workspace_bytes=stats.workspace_bytes,
-            params_bytes=stats.params_bytes,
-            num_pointers=len(stats.slots),
-            uses_table=stats.uses_tensor_table,
+            name=facts.entry,
+            blocks=self._loaded.grid_blocks(facts.blocks_per_sm, facts.max_work_blocks, facts.max_blocks),
+            threads_per_block=facts.threads_per_block,
+            dynamic_shared_bytes=facts.shared_bytes,
+            workspace_bytes=facts.workspace_bytes,
+            params_bytes=facts.params_bytes,
+            num_pointers=len(facts.slots),
+            uses_table=facts.uses_tensor_table,
             scalars=self._signature.scalars,
             barrier_timeout_ns=barrier_timeout_ns,
-            describe_stage=lambda stage: describe_stage(stats, stage),
+            describe_stage=lambda stage: describe_stage(facts, stage),
         )
         self._launcher: BoundLaunch | None = None
         self._launcher_lock = threading.Lock()
@@ -275,7 +313,7 @@ class GpuKernel(Kernel):
         framework, like = _framework_of_first(self._signature, inputs)
         handle, owner = self._resolve_stream(stream, framework)
         checked = check_arguments(self._signature, inputs, device=("cuda", self._index), stream=handle)
-        inplace = self.stats.inplace_outputs
+        inplace = self._facts.inplace_outputs
         outputs: dict[int, Any] = {}
         for index, spec in enumerate(self.program.outputs):
             if index not in inplace:
@@ -320,7 +358,7 @@ class GpuKernel(Kernel):
 
     def _pointers(self, checked: CheckedArguments, outputs: Mapping[int, int]) -> list[int]:
         pointers = []
-        for slot in self.stats.slots:
+        for slot in self._facts.slots:
             if slot.kind == "input":
                 need = self._signature.inputs[slot.index]
                 assert isinstance(need, ArrayNeed)
@@ -365,9 +403,9 @@ def _pointer_of(array: Any) -> int:
     return int(array.data.ptr) if array.size else 0
 
 
-def describe_stage(stats: Any, stage: int) -> str:
+def describe_stage(facts: Any, stage: int) -> str:
     """A stage's number and the names of its tasks."""
-    names = ", ".join(task.name for task in stats.tasks if task.stage == stage)
+    names = ", ".join(task.name for task in facts.tasks if task.stage == stage)
     return f"stage {stage} ({names})" if names else f"stage {stage}"
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TypeAlias
 
 from trainkernel.dtypes import DTYPES
@@ -128,6 +129,19 @@ class Frame:
     def step_name(self) -> str:
         """The C variable that counts this body's iterations."""
         return f"step_{self.depth - 1}"
+
+    @cached_property
+    def uniform_buffers(self) -> tuple[str, ...]:
+        """Inlined values that depend on scalars by value alone; none in a loop's body."""
+        known = {spec.buffer for spec in self.schedule.program.scalar_inputs} if self.parent is None else set()
+        found = []
+        for name, operation in self.schedule.inlined.items():
+            operands = operation.tensor_inputs
+            uniform = bool(operands) and all(spec.buffer in known for spec in operands)
+            if uniform and operation.outputs[0].num_elements == 1:
+                known.add(name)
+                found.append(name)
+        return tuple(found)
 
     def storage(self, buffer: str) -> Storage:
         """Where a stored buffer of this frame lives."""

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from trainkernel.dtypes import DTYPES, name_of_numpy
-from trainkernel.errors import TraceError
+from trainkernel.errors import ProgramError, TraceError
 from trainkernel.ops import OPS
+from trainkernel.ops.entry import broadcast_shapes
 from trainkernel.promotion import inexact, is_float, promote
 from trainkernel.trace import (
     Aval,
@@ -299,8 +300,8 @@ def together(values: Sequence[Value], *, floating: bool = False) -> list[Value]:
     if not arrays:
         return [as_array(value, dtype) for value in values]
     try:
-        shape = tuple(np.broadcast_shapes(*(array.shape for array in arrays)))
-    except ValueError:
+        shape = broadcast_shapes([array.shape for array in arrays])
+    except ProgramError:
         shapes = " and ".join(str(list(array.shape)) for array in arrays)
         raise TraceError(f"shapes {shapes} do not broadcast together{at_user_line()}") from None
     return [_literal(value, dtype) if is_scalar(value) else stretch(_as_dtype(value, dtype), shape) for value in values]

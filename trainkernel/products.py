@@ -6,6 +6,7 @@ never on the grid or on what is fused into it: so fusing does not change a bit.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from math import prod
 
@@ -166,6 +167,7 @@ def _depth_step(path: str, chunk: int, options: Options) -> int:
     return 128 if path == "tensor" and chunk > 64 else 64
 
 
+@functools.lru_cache(maxsize=1024)
 def _best_tiles(
     path: str, batch: int, shape: tuple[int, int, int], target: Target, options: Options, skew: int
 ) -> ProductPlan:

@@ -146,6 +146,7 @@ class _Classification:
     def __init__(self, program: Program, declared: dict[str, TensorSpec], label: int, whole: set[str]) -> None:
         self._declared = declared
         self._label = label
+        self._walker = AccessWalker({})
         self._inputs = {spec.buffer: spec for spec in program.inputs}
         self._whole = whole
         self._operations = [item for item in program.operations if isinstance(item, Operation)]
@@ -177,7 +178,7 @@ class _Classification:
 
     def _astray(self, operation: Operation, role: str) -> set[str] | None:
         """Buffers with rows that the operation reads elsewhere than in its own; None if it cannot be cut so."""
-        found = accesses(operation, AccessWalker({}), self._label, role)
+        found = accesses(operation, self._walker, self._label, role)
         if found is None:
             return None
         return {
@@ -190,7 +191,7 @@ class _Classification:
     def _reads_row_of_input(self, operation: Operation) -> bool:
         if self._label == 1:
             return True
-        found = accesses(operation, AccessWalker({}), self._label, ROW) or []
+        found = accesses(operation, self._walker, self._label, ROW) or []
         for access in found:
             spec = self._inputs.get(access.buffer)
             if isinstance(spec, TensorSpec) and spec.ndim and spec.shape[0] == self._label and spec.is_dense:

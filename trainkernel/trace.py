@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -335,14 +336,24 @@ class Body:
 # ---------------------------------------------------------------------------- the user's line
 
 
+class _Skipped(dict[str, bool]):
+    """Whether a file is of the package or of NumPy, by its name: every node asks for a dozen frames."""
+
+    def __missing__(self, name: str) -> bool:
+        self[name] = skipped = name.startswith(_SKIPPED)
+        return skipped
+
+
+_is_skipped = _Skipped()
+
+
 def user_location() -> str | None:
     """File and line of the innermost caller outside of the package and of NumPy."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith(_SKIPPED):
-            return f"{name}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+        if not _is_skipped[frame.f_code.co_filename]:
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
     return None
 
 
@@ -400,20 +411,24 @@ def aval_of(value: Any) -> Aval:
     """Shape and dtype of an Array, ndarray or Python number (int32 or float32, weak)."""
     if isinstance(value, Array):
         return value.aval
-    if isinstance(value, bool):
-        return Aval((), "bool", True)
-    if isinstance(value, int):
-        return Aval((), "int32", True)
-    if isinstance(value, float):
-        return Aval((), "float32", True)
+    for kind, aval in _NUMBERS:
+        if isinstance(value, kind):
+            return aval
     return Aval(value.shape, str(name_of_numpy(value.dtype)))
+
+
+_NUMBERS = (
+    (bool, Aval((), "bool", True)),
+    (int, Aval((), "int32", True)),
+    (float, Aval((), "float32", True)),
+)
 
 
 def traces_of(values: Iterable[Any]) -> frozenset[Trace]:
     """The traces that any of the values depends on."""
     result = NO_TRACES
     for value in values:
-        if isinstance(value, Array) and value.traces is not result:
+        if isinstance(value, Array) and value.traces is not result and not value.traces <= result:
             result = result | value.traces if result else value.traces
     return result
 
@@ -426,9 +441,11 @@ def check_open(values: Iterable[Any], what: str) -> None:
     TraceError
         A leaked tracer.
     """
+    checked = NO_TRACES
     for value in values:
-        if isinstance(value, Array):
-            for trace in value.traces:
+        if isinstance(value, Array) and value.traces is not checked:
+            checked = value.traces
+            for trace in checked:
                 if not trace.is_open and trace.kind != "grad":
                     raise TraceError(
                         f"{what} uses {value.aval}, which was traced by a {trace.kind} that is over: the array leaked "
@@ -440,12 +457,14 @@ def check_open(values: Iterable[Any], what: str) -> None:
 # ---------------------------------------------------------------------------- making nodes
 
 
-def make(op: str, inputs: Sequence[Any], attrs: Mapping[str, Any], avals: Sequence[Aval]) -> tuple[Array, ...]:
-    """A node and its results."""
+def make(
+    op: str, inputs: Sequence[Any], attrs: Mapping[str, Any], avals: Sequence[Aval], location: str | None = None
+) -> tuple[Array, ...]:
+    """A node and its results; its location is the user's line where none is given."""
     check_open(inputs, op)
-    node = Node(op, inputs, attrs, user_location())
+    node = Node(op, inputs, attrs, user_location() if location is None else location)
     traces = traces_of(inputs)
-    node.outputs = tuple(Array(node, position, aval, traces) for position, aval in enumerate(avals))
+    node.outputs = tuple([Array(node, position, aval, traces) for position, aval in enumerate(avals)])
     return node.outputs
 
 
@@ -485,23 +504,33 @@ def bind(op: str, inputs: Sequence[Any], attrs: Mapping[str, Any], dtypes: Seque
         If the shapes do not fit.
     """
     entry = OPS[op]
-    inputs = [np.asarray(operand) if isinstance(operand, np.generic) else operand for operand in inputs]
-    shapes = [() if is_scalar(operand) else operand.shape for operand in inputs]
+    inputs = _without_generics(inputs)
+    known = [operand.aval if isinstance(operand, Array) else aval_of(operand) for operand in inputs]
     try:
-        results = entry.shape(shapes, attrs)
+        results = entry.shape([aval.shape for aval in known], attrs)
     except ProgramError as error:
         raise TraceError(f"{op}: {error}{at_user_line()}") from None
-    data = inputs if entry.data_operands is None else [inputs[position] for position in entry.data_operands]
-    weak = op not in ("compare", "cast") and bool(data) and all(aval_of(operand).weak for operand in data)
+    data = known if entry.data_operands is None else [known[position] for position in entry.data_operands]
+    weak = op not in ("compare", "cast") and bool(data) and all(aval.weak for aval in data)
     avals = [Aval(tuple(shape), dtype, weak) for shape, dtype in zip(results, dtypes, strict=True)]
-    return bind_to(op, inputs, attrs, avals)
+    return _bind_to(op, inputs, attrs, avals)
 
 
 def bind_to(op: str, inputs: Sequence[Any], attrs: Mapping[str, Any], avals: Sequence[Aval]) -> tuple[Any, ...]:
     """``bind`` for results of known shapes."""
-    inputs = [np.asarray(operand) if isinstance(operand, np.generic) else operand for operand in inputs]
-    if is_tracing() or any(isinstance(operand, Array) for operand in inputs):
-        return make(op, inputs, attrs, avals)
+    return _bind_to(op, _without_generics(inputs), attrs, avals)
+
+
+def _without_generics(inputs: Sequence[Any]) -> list[Any]:
+    """NumPy's scalars as arrays: some of them are Python floats too, which would be weak."""
+    return [np.asarray(operand) if isinstance(operand, np.generic) else operand for operand in inputs]
+
+
+def _bind_to(
+    op: str, inputs: Sequence[Any], attrs: Mapping[str, Any], avals: Sequence[Aval], location: str | None = None
+) -> tuple[Any, ...]:
+    if _levels.open or any(isinstance(operand, Array) for operand in inputs):
+        return make(op, inputs, attrs, avals, location)
     if OPS[op].kind == "view":
         return OPS[op].reference(inputs, attrs, [aval.shape for aval in avals])
     with np.errstate(all="ignore"):
@@ -541,7 +570,7 @@ def nodes_of(outputs: Iterable[Any]) -> list[Node]:
         node = stack.pop()
         if node not in seen:
             seen.add(node)
-            stack.extend(operand.node for operand in node.inputs if isinstance(operand, Array))
+            stack.extend([operand.node for operand in node.inputs if isinstance(operand, Array)])
     return sorted(seen, key=lambda node: node.serial)
 
 
@@ -552,10 +581,10 @@ def replay(nodes: Sequence[Node], known: dict[int, Any]) -> None:
         if node.op == "alias":
             results: tuple[Any, ...] = (inputs[0],)
         elif node.op in OPS:
-            results = bind_to(node.op, inputs, node.attrs, [out.aval for out in node.outputs])
+            results = _bind_to(node.op, inputs, node.attrs, [out.aval for out in node.outputs], node.location)
         else:
-            results = make(node.op, inputs, node.attrs, [out.aval for out in node.outputs])
-        known.update((id(out), result) for out, result in zip(node.outputs, results, strict=True))
+            results = make(node.op, inputs, node.attrs, [out.aval for out in node.outputs], node.location)
+        known.update([(id(out), result) for out, result in zip(node.outputs, results, strict=True)])
 
 
 def close(outputs: Sequence[Any], trace: Trace, parameters: Sequence[Array]) -> tuple[Body, list[Any]]:

@@ -110,7 +110,7 @@ def broadcast_prefix(prefix: Tree, tree: Tree, what: str) -> list[Any]:
 
 def _register_dataclasses(values: Sequence[Any]) -> bool:
     """Register the classes of dataclass instances among leaves; whether there were any."""
-    classes = {type(value) for value in values if dataclasses.is_dataclass(value) and not isinstance(value, type)}
+    classes = {cls for cls in {type(value) for value in values} if dataclasses.is_dataclass(cls)}
     with _registration:
         for cls in classes - _registered:  # another thread may have met it meanwhile
             names = tuple(field.name for field in dataclasses.fields(cls))

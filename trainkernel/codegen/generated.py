@@ -5,44 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from trainkernel.facts import ScalarSlot, Slot, TaskInfo
 from trainkernel.ir import Program
 from trainkernel.memory import MemoryPlan
 from trainkernel.schedule import Schedule
 from trainkernel.target import Target
 
-
-@dataclass(frozen=True)
-class Slot:
-    """One pointer of the parameter block.
-
-    ``index`` counts the program's inputs or outputs; ``alignment_bytes`` is what the address of
-    the first element must be a multiple of.
-    """
-
-    kind: str
-    index: int
-    name: str
-    alignment_bytes: int = 1
-
-
-@dataclass(frozen=True)
-class ScalarSlot:
-    """One scalar by value in the parameter block; ``maximum`` bounds a loop's length."""
-
-    index: int
-    name: str
-    dtype: str
-    offset_bytes: int
-    maximum: int | None = None
-
-
-@dataclass(frozen=True)
-class TaskInfo:
-    """A task as reports name it; its position in ``GeneratedKernel.tasks`` is its id."""
-
-    stage: int
-    name: str
-    operations: tuple[str, ...]
+__all__ = ["GeneratedKernel", "Region", "ScalarSlot", "Slot", "TaskInfo"]
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ def escape(text: str) -> str:
     Newlines, backslashes, non-ASCII characters, comment marks and trigraphs are written out as
     ``{U+000A}`` and the like.
     """
+    if text.isascii() and text.isprintable() and not any(mark in text for mark in ("\\", "*/", "/*", "??")):
+        return text
     safe = []
     for position, character in enumerate(text):
         pair = text[position : position + 2]

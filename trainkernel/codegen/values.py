@@ -29,17 +29,7 @@ def uniform_buffers(frame: Frame) -> tuple[str, ...]:
     They are the same for the whole launch (an optimizer's bias corrections), so the kernel
     computes them once at its start.
     """
-    if frame.parent is not None:
-        return ()
-    known = {spec.buffer for spec in frame.schedule.program.scalar_inputs}
-    found = []
-    for item in frame.schedule.program.operations:
-        name = item.outputs[0].buffer
-        inlined = name in frame.schedule.inlined and item.outputs[0].num_elements == 1
-        if inlined and item.tensor_inputs and all(spec.buffer in known for spec in item.tensor_inputs):
-            known.add(name)
-            found.append(name)
-    return tuple(found)
+    return frame.uniform_buffers
 
 
 class TaskScope:

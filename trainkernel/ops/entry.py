@@ -252,7 +252,11 @@ def broadcast_shapes(shapes: Sequence[Shape]) -> Shape:
     ProgramError
         If the shapes do not broadcast together.
     """
-    ndim = max((len(shape) for shape in shapes), default=0)
+    if not shapes:
+        return ()
+    if shapes.count(shapes[0]) == len(shapes):
+        return shapes[0]
+    ndim = max([len(shape) for shape in shapes])
     result = []
     for place in range(-ndim, 0):
         sizes = {shape[place] for shape in shapes if len(shape) >= -place} - {1}

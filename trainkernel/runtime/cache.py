@@ -1,4 +1,4 @@
-"""The on-disk cache of cubins.
+"""The on-disk cache of cubins, under the hash of a source or of a whole Program.
 
 One file per entry holds everything, so that two writers can never mix halves of two entries::
 
@@ -27,7 +27,9 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trainkernel.errors import OptionError
 
@@ -38,6 +40,14 @@ _HEAD = struct.Struct("<8sIIQ32s")
 _SUFFIX = ".tkc"
 _TEMPORARY_PREFIX = "tmp-"
 _STALE_SECONDS = 3600.0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A cubin, and what was stored beside it: values as JSON has them."""
+
+    metadata: Mapping[str, Any]
+    cubin: bytes
 
 
 def cache_key(parts: Mapping[str, str]) -> str:
@@ -83,15 +93,15 @@ def max_bytes_from_environment() -> int:
     return int(text)
 
 
-def pack_entry(key: str, cubin: bytes, metadata: Mapping[str, str]) -> bytes:
+def pack_entry(key: str, cubin: bytes, metadata: Mapping[str, Any]) -> bytes:
     """The bytes of an entry's file."""
     text = json.dumps({**metadata, "key": key}, sort_keys=True).encode()
     digest = hashlib.sha256(text + cubin).digest()
     return _HEAD.pack(_MAGIC, FORMAT_VERSION, len(text), len(cubin), digest) + text + cubin
 
 
-def unpack_entry(key: str, data: bytes) -> bytes | None:
-    """The cubin in an entry's bytes, or None if they are damaged or another key's."""
+def unpack_entry(key: str, data: bytes) -> Entry | None:
+    """The entry in a file's bytes, or None if they are damaged or another key's."""
     if len(data) < _HEAD.size:
         return None
     magic, version, metadata_size, cubin_size, digest = _HEAD.unpack_from(data)
@@ -106,7 +116,7 @@ def unpack_entry(key: str, data: bytes) -> bytes | None:
         return None
     if not isinstance(metadata, dict) or metadata.get("key") != key:
         return None
-    return payload[metadata_size:]
+    return Entry(metadata, payload[metadata_size:])
 
 
 class CubinCache:
@@ -136,6 +146,11 @@ class CubinCache:
 
     def get(self, key: str) -> bytes | None:
         """The cubin stored under ``key``, or None; a hit counts as a use."""
+        entry = self.load(key)
+        return None if entry is None else entry.cubin
+
+    def load(self, key: str) -> Entry | None:
+        """The entry stored under ``key``, or None; a hit counts as a use."""
         path = self.path_of(key)
         if path is None:
             return None
@@ -143,14 +158,14 @@ class CubinCache:
             if not (_is_private(path.parent.parent) and _is_private(path.parent)):
                 return None
             data = read_private_file(path, self.max_bytes)
-            cubin = None if data is None else unpack_entry(key, data)
-            if cubin is not None:
+            entry = None if data is None else unpack_entry(key, data)
+            if entry is not None:
                 os.utime(path)
-            return cubin
+            return entry
         except OSError:
             return None
 
-    def put(self, key: str, cubin: bytes, metadata: Mapping[str, str]) -> bool:
+    def put(self, key: str, cubin: bytes, metadata: Mapping[str, Any]) -> bool:
         """Store a cubin. Returns whether it was stored; an I/O error is no error of the caller's."""
         path = self.path_of(key)
         data = pack_entry(key, cubin, metadata)
