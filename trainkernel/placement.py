@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from trainkernel.errors import ProgramError, VerificationError
 from trainkernel.fusion import FusedProgram, TaskDraft, aligned_reads, form_tasks
@@ -35,22 +36,48 @@ from trainkernel.shared import RegionParts, block_barriers, lay_out
 from trainkernel.target import Target
 
 MAX_ELEMENTS_PER_THREAD = 4
+_REGION_THREADS = 512
 _MAX_PIECES = 2**31 - 2**20
 
 
 def build_schedule(program: Program, target: Target, options: Options, inplace_outputs: Mapping[int, int]) -> Schedule:
     """Passes, lowering, fusion, placement and stages of a validated program."""
-    return _schedule_level(normalize(program), target, options, inplace_outputs)
+    program = _with_staged_carries(normalize(program))
+    regions = _plan_regions(program, target, options)
+    if options.threads_per_block is None and any(regions.values()):
+        options = replace(options, threads_per_block=_REGION_THREADS)
+    return _schedule_level(program, target, options, inplace_outputs, regions)
+
+
+def _with_staged_carries(program: Program) -> Program:
+    """The program with every loop's body made ready for its carries to be committed one by one."""
+    items = [
+        replace(item, body=_with_staged_carries(stage_carried_inputs(item))) if isinstance(item, Loop) else item
+        for item in program.operations
+    ]
+    return replace(program, operations=tuple(items))
+
+
+Regions: TypeAlias = "Mapping[int, RegionPlan | None]"
+
+
+def _plan_regions(program: Program, target: Target, options: Options) -> dict[int, RegionPlan | None]:
+    """The region of each level, by the identity of its program."""
+    found = {id(program): plan_region(program, target, options)}
+    for item in program.operations:
+        if isinstance(item, Loop):
+            found |= _plan_regions(item.body, target, options)
+    return found
 
 
 def _schedule_level(
-    program: Program, target: Target, options: Options, inplace_outputs: Mapping[int, int]
+    program: Program, target: Target, options: Options, inplace_outputs: Mapping[int, int], regions: Regions
 ) -> Schedule:
     """The schedule of a program, or of one loop's body."""
-    region = plan_region(program, target, options)
+    region = regions[id(program)]
     program = lower(program, target, options, region)
     fused = form_tasks(program, target, options, region)
-    graph = _Graph(program, fused, target, options, region)
+    graph = _Graph(program, fused, target, options, region, regions)
     graph.place_outputs(inplace_outputs)
     return Schedule(
         program=program,
@@ -86,9 +113,16 @@ class _Node:
 
 class _Graph:
     def __init__(
-        self, program: Program, fused: FusedProgram, target: Target, options: Options, region: RegionPlan | None
+        self,
+        program: Program,
+        fused: FusedProgram,
+        target: Target,
+        options: Options,
+        region: RegionPlan | None,
+        regions: Regions,
     ) -> None:
         self._program = program
+        self._regions = regions
         self._region = region
         self._fused = fused
         self._target = target
@@ -205,15 +239,14 @@ class _Graph:
 
     def _loop_task(self, loop: Loop, draft: TaskDraft) -> Task:
         inplace = {position: loop.num_constants + position for position in range(loop.num_carry)}
-        body = stage_carried_inputs(loop)
-        schedule = _schedule_level(body, self._target, self._options, inplace)
+        schedule = _schedule_level(loop.body, self._target, self._options, inplace, self._regions)
         names = tuple(spec.buffer for spec in loop.outputs)
         return Task(
             kind="loop",
             name=names[0],
             stores=names,
             reads=draft.reads,
-            loop=LoopSchedule(replace(loop, body=body), schedule),
+            loop=LoopSchedule(loop, schedule),
         )
 
     def _copy_task(

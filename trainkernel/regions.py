@@ -29,12 +29,15 @@ from trainkernel.target import Target
 
 _MIN_PRODUCTS = 2
 _MAX_LABELS = 3
+_MAX_TRIALS = 12
+_MIN_TRIAL_FLOPS = 1_000_000
 _PARTIAL_REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 # Time of a part of a piece, microseconds, with 256 threads on one SM; measured on an H200.
-_PART_US = 0.2
-_BLOCK_FLOPS_PER_US = 1.5e5
+_PART_US = 0.25
+_BLOCK_FLOPS_PER_US = 1.8e5
 _BLOCK_EVALUATIONS_PER_US = 2.5e4
-_BLOCK_BYTES_PER_US = 4.0e4
+_BLOCK_BYTES_PER_US = 8.0e4
+_L2_BYTES_PER_US = 5.5e6
 _REGION_US = 0.8
 _GRID_PART_US = 1.3
 _PARTIAL_BYTES_PER_US = 3.0e6
@@ -78,18 +81,41 @@ def plan_region(program: Program, target: Target, options: Options) -> RegionPla
         return None
     if asked is None and sum(kind_of(operation) == "product" for operation in operations) < _MIN_PRODUCTS:
         return None
-    nothing = RegionPlan(Split(1, 1), frozenset(), frozenset())
-    best_us = _path_us(program, nothing, target, options) if asked is None else float("inf")
+    model = RegionCost(program, target, options)
+    best_us = model.total_us(None) if asked is None else float("inf")
     best: RegionPlan | None = None
     for label in _labels(program, operations):
         choices = list(_divisors(label, target.num_sms)) if asked is None else _asked(label, asked)
-        rows, partials = classify(program, label)
-        for pieces in choices if rows else ():
-            plan = RegionPlan(Split(label, pieces), rows, partials)
-            cost = _region_us(program, plan, target) + _path_us(program, plan, target, options)
-            if cost < best_us - 1e-9:
-                best_us, best = cost, plan
+        if not choices:
+            continue
+        for rows, partials in _classifications(program, label, model, choices):
+            for pieces in choices if rows else ():
+                plan = RegionPlan(Split(label, pieces), rows, partials)
+                cost = model.total_us(plan)
+                if cost < best_us - 1e-9:
+                    best_us, best = cost, plan
     return best
+
+
+def _classifications(
+    program: Program, label: int, model: RegionCost, choices: list[int]
+) -> Iterator[tuple[frozenset[str], frozenset[str]]]:
+    """What a label cuts; then, one after another, with those products left to the whole grid that are cheaper there."""
+    all_rows, partials = classify(program, label, frozenset(), frozenset())
+    yield all_rows, partials
+    if label == 1:
+        return
+    rows, whole = all_rows, frozenset[str]()
+    plan = RegionPlan(Split(label, choices[-1]), rows, partials)
+    for operation in model.largest_products():
+        name = operation.outputs[0].buffer
+        if name not in plan.rows and name not in plan.partials:
+            continue
+        rows, partials = classify(program, label, whole | {name}, all_rows)
+        trial = RegionPlan(plan.split, rows, partials)
+        if rows and model.total_us(trial) < model.total_us(plan):
+            whole, plan = whole | {name}, trial
+            yield rows, partials
 
 
 def _num_elements(operation: Operation) -> int:
@@ -125,12 +151,18 @@ def _labels(program: Program, operations: list[Operation]) -> list[int]:
 # ---------------------------------------------------------------------------- what a label cuts
 
 
-def classify(program: Program, label: int) -> tuple[frozenset[str], frozenset[str]]:
-    """The buffers computed row by row under a label, and those that sum over rows."""
+def classify(
+    program: Program, label: int, outside: frozenset[str], all_rows: frozenset[str]
+) -> tuple[frozenset[str], frozenset[str]]:
+    """The buffers computed row by row under a label, and those that sum over rows.
+
+    The operations that make those ``outside`` are left to the whole grid; ``all_rows`` says which of them
+    have rows all the same.
+    """
     declared = {spec.buffer: spec for spec in program.buffers()}
     whole: set[str] = set()
     while True:
-        walk = _Classification(program, declared, label, whole)
+        walk = _Classification(program, declared, label, whole | outside, outside & all_rows)
         if not walk.misread:
             return walk.result()
         whole |= walk.misread
@@ -141,63 +173,81 @@ class _Classification:
 
     ``weak`` rows come from no operand with rows of its own (a mask, a function of weights alone);
     one that an operation with rows reads elsewhere than in its own is ``misread``, and better whole.
+    ``shallow`` rows are pointwise functions of inputs alone (a moment times its decay): no reason to cut
+    what continues a result of the whole grid.
     """
 
-    def __init__(self, program: Program, declared: dict[str, TensorSpec], label: int, whole: set[str]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        declared: dict[str, TensorSpec],
+        label: int,
+        whole: set[str],
+        outside: frozenset[str],
+    ) -> None:
         self._declared = declared
         self._label = label
         self._walker = AccessWalker({})
         self._inputs = {spec.buffer: spec for spec in program.inputs}
-        self._whole = whole
+        self._outside = outside
         self._operations = [item for item in program.operations if isinstance(item, Operation)]
         self._rows: set[str] = set()
         self._weak: set[str] = set()
+        self._shallow: set[str] = set()
         self._partials: set[str] = set()
         self.misread: set[str] = set()
         for operation in self._operations:
-            if _num_elements(operation) and operation.outputs[0].buffer not in whole:
+            name = operation.outputs[0].buffer
+            if _num_elements(operation) and name not in whole:
                 self._place(operation)
 
     def _place(self, operation: Operation) -> None:
         operands = {spec.buffer for spec in operation.tensor_inputs}
         read_rows = operands & self._rows
-        outside = operands - self._rows - set(self._inputs)
-        if read_rows or not outside:
-            astray = self._astray(operation, ROW)
-            if astray is not None and astray <= self._weak and read_rows - self._weak:
-                self.misread |= astray
-            if astray is not None and not astray and _computed_in_block(operation, self._label):
-                self._rows |= {spec.buffer for spec in operation.outputs}
-                if not (read_rows - self._weak) and not self._reads_row_of_input(operation):
-                    self._weak |= {spec.buffer for spec in operation.outputs}
-                return
-        if read_rows and _may_be_partial(operation):
-            astray = self._astray(operation, PARTIAL)
-            if astray is not None and not astray:
+        strangers = operands - self._rows - set(self._inputs) - self._outside
+        if (read_rows - self._shallow) or (operands & self._outside) or not strangers:
+            reads = self._reads(operation, ROW)
+            if reads is not None:
+                own, astray = reads
+                if astray & self._rows and astray & self._rows <= self._weak and read_rows - self._weak:
+                    self.misread |= astray & self._rows
+                if not astray & self._rows and (own & self._outside or not strangers or own & self._rows):
+                    self._take(operation, read_rows, own)
+                    return
+        if (read_rows or operands & self._outside) and _may_be_partial(operation):
+            reads = self._reads(operation, PARTIAL)
+            if reads is not None and reads[0] & (self._rows | self._outside) and not reads[1] & self._rows:
                 self._partials.add(operation.outputs[0].buffer)
 
-    def _astray(self, operation: Operation, role: str) -> set[str] | None:
-        """Buffers with rows that the operation reads elsewhere than in its own; None if it cannot be cut so."""
+    def _take(self, operation: Operation, read_rows: set[str], own: set[str]) -> None:
+        """An operation computed row by row."""
+        outputs = {spec.buffer for spec in operation.outputs}
+        self._rows |= outputs
+        if not (read_rows - self._weak) and not own & self._outside and not self._has_row_of_input(own):
+            self._weak |= outputs
+        if kind_of(operation) == "pointwise" and read_rows <= self._shallow and not own & self._outside:
+            self._shallow |= outputs
+
+    def _reads(self, operation: Operation, role: str) -> tuple[set[str], set[str]] | None:
+        """Buffers of which the operation reads its own rows alone, and the others; None if it cannot be cut so."""
+        if role == ROW and not _computed_in_block(operation, self._label):
+            return None
         found = accesses(operation, self._walker, self._label, role)
         if found is None:
             return None
-        return {
+        astray = {
             access.buffer
             for access in found
-            if access.buffer in self._rows
-            and not is_aligned(access, self._declared[access.buffer].num_elements, self._label)
+            if not is_aligned(access, _row_elements(self._declared[access.buffer]), self._label)
         }
+        return {access.buffer for access in found} - astray, astray
 
-    def _reads_row_of_input(self, operation: Operation) -> bool:
+    def _has_row_of_input(self, own: set[str]) -> bool:
+        """Whether one of the buffers is an input that has as many rows as the label."""
         if self._label == 1:
             return True
-        found = accesses(operation, self._walker, self._label, ROW) or []
-        for access in found:
-            spec = self._inputs.get(access.buffer)
-            if isinstance(spec, TensorSpec) and spec.ndim and spec.shape[0] == self._label and spec.is_dense:
-                if is_aligned(access, spec.num_elements, self._label):
-                    return True
-        return False
+        inputs = [self._inputs[name] for name in own if name in self._inputs]
+        return any(isinstance(spec, TensorSpec) and spec.ndim and spec.shape[0] == self._label for spec in inputs)
 
     def result(self) -> tuple[frozenset[str], frozenset[str]]:
         """Rows, without weak ones that no row needs, and partials."""
@@ -207,6 +257,11 @@ class _Classification:
             if name in kept or name in self._partials:
                 kept |= {spec.buffer for spec in operation.tensor_inputs} & self._rows
         return frozenset(kept), frozenset(self._partials)
+
+
+def _row_elements(spec: TensorSpec) -> int:
+    """Elements of a buffer that has rows; none of an input that is a view with gaps."""
+    return spec.num_elements if spec.is_dense and not spec.offset else 0
 
 
 def is_block_product(operation: Operation) -> bool:
@@ -238,25 +293,99 @@ def _product_flops(operation: Operation) -> int:
     return 2 * operation.outputs[0].num_elements * a.shape[-1]
 
 
-def _region_us(program: Program, plan: RegionPlan, target: Target) -> float:
-    """Time of one wave of pieces after another, and of the partial results that they leave."""
-    split = plan.split
-    piece_us, partial_bytes, fresh = _REGION_US, 0, set()
-    for item in program.operations:
-        if isinstance(item, Loop) or plan.role(item) is None:
-            continue
-        partial = item.outputs[0].buffer in plan.partials
-        if partial:
-            partial_bytes += 4 * split.pieces * item.outputs[0].num_elements
-        piece_us += _part_us(item, split.pieces, partial)
-        fresh |= {spec.buffer for spec in item.tensor_inputs} - plan.rows
-    declared = {spec.buffer: spec for spec in program.buffers()}
-    for buffer in fresh:
-        spec = declared[buffer]
-        own = spec.ndim and spec.shape[0] == split.label
-        piece_us += 4 * spec.num_elements / (split.pieces if own else 1) / _BLOCK_BYTES_PER_US / 2
-    waves = -(-split.pieces // target.num_sms)
-    return waves * piece_us + 2 * partial_bytes / _PARTIAL_BYTES_PER_US
+class RegionCost:
+    """Estimated time of a program under a region plan: the pieces, and the stages of the grid around them."""
+
+    def __init__(self, program: Program, target: Target, options: Options) -> None:
+        self._target = target
+        self._items = program.operations
+        self._operations = [item for item in program.operations if isinstance(item, Operation)]
+        self._declared = {spec.buffer: spec for spec in program.buffers()}
+        self._inputs = {spec.buffer for spec in program.inputs}
+        self._stage_us = {
+            operation.outputs[0].buffer: _stage_us(operation, target, options)
+            for operation in self._operations
+            if _num_elements(operation)
+        }
+
+    def largest_products(self) -> list[Operation]:
+        """The products that do most of the work, largest first."""
+        products = [operation for operation in self._operations if operation.outputs[0].buffer in self._stage_us]
+        products = [operation for operation in products if kind_of(operation) == "product"]
+        ranked = sorted(products, key=_product_flops, reverse=True)
+        return [operation for operation in ranked[:_MAX_TRIALS] if _product_flops(operation) >= _MIN_TRIAL_FLOPS]
+
+    def total_us(self, plan: RegionPlan | None) -> float:
+        """Time of the pieces, of the longest path through the rest, and of the rest's work."""
+        if plan is None:
+            return self._path_us(None)
+        return self._pieces_us(plan) + self._path_us(plan)
+
+    def _pieces_us(self, plan: RegionPlan) -> float:
+        """One wave of pieces after another, and the partial results that they leave."""
+        split = plan.split
+        waves = -(-split.pieces // self._target.num_sms)
+        inside = [operation for operation in self._operations if plan.role(operation) is not None]
+        piece_us, partial_bytes = _REGION_US, 0
+        for operation in inside:
+            partial = operation.outputs[0].buffer in plan.partials
+            if partial:
+                partial_bytes += 4 * split.pieces * operation.outputs[0].num_elements
+            piece_us += _part_us(operation, split.pieces, partial)
+        block_bytes = self._bytes_from_outside(inside, plan)
+        resident = min(split.pieces, self._target.num_sms)
+        moved_us = max(block_bytes / _BLOCK_BYTES_PER_US, resident * block_bytes / _L2_BYTES_PER_US)
+        return waves * (piece_us + moved_us) + 2 * partial_bytes / _PARTIAL_BYTES_PER_US
+
+    def _bytes_from_outside(self, inside: list[Operation], plan: RegionPlan) -> float:
+        """What a block fetches for a piece: each buffer once, or with each use where it does not fit."""
+        room = 0.6 * self._target.shared_bytes_per_block
+        uses: dict[tuple[str, bool], int] = {}
+        for operation in inside:
+            product = kind_of(operation) == "product"
+            whole = _read_whole(operation) if plan.role(operation) == ROW and plan.split.label > 1 else ()
+            for spec in operation.tensor_inputs:
+                if spec.buffer not in plan.rows:
+                    key = spec.buffer, spec.buffer not in whole and (product or spec.shape[:1] == (plan.split.label,))
+                    uses[key] = uses.get(key, 0) + product
+        total = 0.0
+        for (buffer, own), count in uses.items():
+            size = 4 * self._declared[buffer].num_elements / (plan.split.pieces if own else 1)
+            room -= size
+            total += size if room > 0 else size * max(count, 1)
+        return total
+
+    def _path_us(self, plan: RegionPlan | None) -> float:
+        """Time of the longest path through the operations on the whole grid, or of all their work where that is longer."""
+        finished: dict[str, tuple[float, bool]] = {}
+        work_us = 0.0
+        for item in self._items:
+            before = [finished[spec.buffer] for spec in item.tensor_inputs if spec.buffer in finished]
+            start_us = max((us for us, _ in before), default=0.0)
+            own_us, inside = 0.0, False
+            if isinstance(item, Operation) and _num_elements(item):
+                role = plan.role(item) if plan is not None else None
+                inside = role is not None
+                if role is None:
+                    own_us = self._stage_us[item.outputs[0].buffer]
+                    if kind_of(item) == "product":
+                        work_us += _product_flops(item) / _BLOCK_FLOPS_PER_US / self._target.num_sms
+                        # A barrier before what reads the region's rows.
+                        own_us += self._target.grid_barrier_us if any(near for _, near in before) else 0.0
+                elif role == PARTIAL and plan is not None and plan.split.pieces > 1:
+                    own_us, inside = self._target.grid_barrier_us + _GRID_PART_US, False
+                elif any(not near for _, near in before if _ > 0):
+                    own_us = _REGION_US
+            for spec in item.outputs:
+                finished[spec.buffer] = (start_us + own_us, inside)
+        return max(max((us for us, _ in finished.values()), default=0.0), work_us)
+
+
+def _read_whole(operation: Operation) -> tuple[str, ...]:
+    """The operands that each row of a product reads as a whole."""
+    if kind_of(operation) != "product" or operation.inputs[-1].ndim == 3:  # type: ignore[union-attr]
+        return ()
+    return tuple(spec.buffer for spec in operation.tensor_inputs[:-2] + operation.tensor_inputs[-1:])
 
 
 def _part_us(operation: Operation, pieces: int, partial: bool) -> float:
@@ -268,21 +397,6 @@ def _part_us(operation: Operation, pieces: int, partial: bool) -> float:
         read = sum(spec.num_elements for spec in operation.tensor_inputs)
         return _PART_US + read / pieces / _BLOCK_EVALUATIONS_PER_US
     return elements / pieces * (OPS[operation.op].cost + 1) / 4 / _BLOCK_EVALUATIONS_PER_US
-
-
-def _path_us(program: Program, plan: RegionPlan, target: Target, options: Options) -> float:
-    """Time of the longest path through the operations outside of the region, each a stage of the grid."""
-    finished: dict[str, float] = {}
-    for item in program.operations:
-        start = max((finished.get(spec.buffer, 0.0) for spec in item.tensor_inputs), default=0.0)
-        own_us = 0.0
-        if isinstance(item, Operation) and plan.role(item) is None:
-            own_us = _stage_us(item, target, options)
-        elif isinstance(item, Operation) and item.outputs[0].buffer in plan.partials and plan.split.pieces > 1:
-            own_us = target.grid_barrier_us + _GRID_PART_US
-        for spec in item.outputs:
-            finished[spec.buffer] = start + own_us
-    return max(finished.values(), default=0.0)
 
 
 def _stage_us(operation: Operation, target: Target, options: Options) -> float:

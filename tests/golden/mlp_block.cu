@@ -326,7 +326,7 @@ __device__ __forceinline__ void tk_block_product(const float* a, const float* b,
 #pragma unroll 1
       for (int n = lane; n < N; n += LANES_N * MICRO_N) {
         float total[MICRO_M][MICRO_N] = {};
-#pragma unroll 1
+#pragma unroll 2
         for (int k = k_begin; k < k_end; k += STEP) {
           float rows[STEP][MICRO_M], columns[STEP][MICRO_N];
           tk_block_read<M, STRIDE_A, A_ALONG_K, STEP, MICRO_M, 1>(rows, a, m, k);
@@ -373,25 +373,48 @@ __device__ __forceinline__ void tk_block_fill(float* to, Load load) {
   }
 }
 
-// Copies of device memory that a block keeps near: ROWS rows of COLUMNS four-byte elements, ROW_STRIDE
-// apart in device memory and STRIDE apart in shared memory. They go on in the background and have
-// arrived after tk_cp_async_wait<0> and a block barrier.
+// Copies of device memory that a block keeps near, each a few rows of four-byte elements, listed in a table.
+//
+// A warp takes every WARPS-th entry, so that many small copies are under way at once. They go on in the
+// background and have arrived after tk_cp_async_wait<0> and a block barrier. An entry's source begins at
+// byte `from` of tensor number `tensor` (-1: the workspace) and moves by `piece_bytes` and `step_bytes` from
+// piece to piece and from step to step of a loop; rows are `row_bytes` apart there and `shared_row_bytes` in
+// shared memory. `runs` are its rows times the runs of four elements in each; a division by `runs_per_row` is
+// a multiplication with `reciprocal`.
 
-template <int ROWS, int COLUMNS, int ROW_STRIDE, int STRIDE, int THREADS>
-__device__ __forceinline__ void tk_stage(unsigned char* shared, const void* from) {
-  constexpr bool WHOLE = COLUMNS % 4 == 0 && (ROWS == 1 || (ROW_STRIDE % 4 == 0 && STRIDE % 4 == 0));
-  constexpr int RUNS = (COLUMNS + 3) / 4;
-  const bool vector = WHOLE && (unsigned long long)from % 16 == 0;
+struct TkCopy {
+  int tensor;
+  unsigned to;
+  long long from, piece_bytes, step_bytes;
+  int runs, runs_per_row;
+  unsigned reciprocal;
+  int columns;
+  long long row_bytes;
+  int shared_row_bytes;
+  int vector;
+};
+
+template <int COUNT, int THREADS>
+__device__ __forceinline__ void tk_fetch(const TkCopy (&copies)[COUNT], void* const* tensors, const unsigned char* workspace,
+                                         unsigned char* shared, int piece, long long step) {
 #pragma unroll 1
-  for (int e = (int)threadIdx.x; e < ROWS * RUNS; e += THREADS) {
-    const int row = e / RUNS, column = e % RUNS * 4;
-    float* to = (float*)shared + row * STRIDE + column;
-    const float* element = (const float*)from + (long long)row * ROW_STRIDE + column;
-    if (vector) {
-      tk_cp_async_16(to, element);
-    } else {
+  for (int c = (int)threadIdx.x / 32; c < COUNT; c += THREADS / 32) {
+    const TkCopy copy = copies[c];
+    const unsigned char* base = copy.tensor < 0 ? workspace : (const unsigned char*)tensors[copy.tensor];
+    const unsigned char* source = base + copy.from + piece * copy.piece_bytes + step * copy.step_bytes;
+    const bool vector = copy.vector != 0 && (unsigned long long)source % 16 == 0;
+#pragma unroll 2
+    for (int run = (int)threadIdx.x % 32; run < copy.runs; run += 32) {
+      const int row = copy.runs_per_row == 1 ? run : (int)__umulhi((unsigned)run, copy.reciprocal);
+      const int column = (run - row * copy.runs_per_row) * 4;
+      unsigned char* to = shared + copy.to + row * copy.shared_row_bytes + column * 4;
+      const unsigned char* from = source + row * copy.row_bytes + column * 4;
+      if (vector) {
+        tk_cp_async_16(to, from);
+      } else {
 #pragma unroll 1
-      for (int i = 0; i < 4 && column + i < COLUMNS; ++i) tk_cp_async_4(to + i, element + i);
+        for (int i = 0; i < 4 && column + i < copy.columns; ++i) tk_cp_async_4(to + 4 * i, from + 4 * i);
+      }
     }
   }
 }
@@ -407,6 +430,20 @@ struct TkParams {
   void* in_b1;
   void* out_0;
   float scalar_rate;
+};
+
+__constant__ TkCopy tk_copies_0_piece_0[11] = {
+  {1, 11520, 0, 0, 0, 20, 20, 214748365, 80, 320, 320, 1} /* y */,
+  {2, 11904, 0, 0, 0, 126, 9, 477218589, 33, 132, 160, 0} /* w0 */,
+  {2, 14144, 1848, 0, 0, 54, 9, 477218589, 33, 132, 160, 0} /* w0 */,
+  {5, 16512, 0, 0, 0, 1, 1, 0, 2, 8, 8, 0} /* b1 */,
+  {3, 16640, 0, 0, 0, 9, 9, 477218589, 33, 132, 132, 0} /* b0 */,
+  {4, 16896, 0, 0, 0, 17, 17, 252645136, 66, 264, 264, 0} /* w1 */,
+  {4, 17280, 0, 0, 0, 33, 1, 0, 2, 8, 32, 0} /* w1 */,
+  {2, 18432, 0, 0, 0, 128, 128, 33554432, 512, 2640, 2640, 1} /* w0 */,
+  {2, 20480, 2048, 0, 0, 37, 37, 116080198, 148, 2640, 2640, 1} /* w0 */,
+  {0, 21120, 0, 0, 0, 125, 5, 858993460, 20, 80, 96, 1} /* x */,
+  {0, 23520, 2000, 0, 0, 75, 5, 858993460, 20, 80, 96, 1} /* x */,
 };
 
 // Task 0, stage 0: product slope: stores h, slope; epilogue h, h_squared, slope; inlines h_squared; 1 pieces; block 40x33x20 tile 40x33x20
@@ -595,14 +632,7 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
 #pragma unroll 1
   for (int piece = blockIdx.x; piece < 1; piece += gridDim.x) {
     TK_TASK(0, 0);
-    tk_stage<1, 80, 80, 80, 256>(shared + 11520, (const unsigned char*)(p.in_y));  // y
-    tk_stage<20, 33, 33, 40, 256>(shared + 11904, (const unsigned char*)(p.in_w0));  // w0
-    tk_stage<1, 2, 2, 2, 256>(shared + 16512, (const unsigned char*)(p.in_b1));  // b1
-    tk_stage<1, 33, 33, 33, 256>(shared + 16640, (const unsigned char*)(p.in_b0));  // b0
-    tk_stage<1, 66, 66, 66, 256>(shared + 16896, (const unsigned char*)(p.in_w1));  // w1
-    tk_stage<33, 2, 2, 8, 256>(shared + 17280, (const unsigned char*)(p.in_w1));  // w1
-    tk_stage<1, 660, 660, 660, 256>(shared + 18432, (const unsigned char*)(p.in_w0));  // w0
-    tk_stage<40, 20, 20, 24, 256>(shared + 21120, (const unsigned char*)(p.in_x));  // x
+    tk_fetch<11, 256>(tk_copies_0_piece_0, (void* const*)&p + 2, p.workspace, shared, piece, 0);
     tk_cp_async_commit();
     tk_cp_async_wait<0>();
     __syncthreads();

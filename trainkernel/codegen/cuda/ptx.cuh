@@ -35,11 +35,6 @@ __device__ __forceinline__ unsigned tk_load_acquire_gpu(const unsigned* counter)
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
   return value;
 }
-__device__ __forceinline__ long long tk_clock() {
-  long long now;
-  asm volatile("mov.s64 %0, %%clock64;" : "=l"(now)::"memory");
-  return now;
-}
 __device__ __forceinline__ unsigned long long tk_globaltimer_ns() {
   unsigned long long now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
