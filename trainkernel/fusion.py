@@ -88,11 +88,27 @@ def form_tasks(program: Program, target: Target, options: Options, region: Regio
     for item in live:
         if isinstance(item, Loop):
             must_store.update(spec.buffer for spec in item.inputs if spec.num_elements)
+    if region is not None:
+        must_store |= _leaving(live, region)
     former = _Former(program, options, _may_inline(program, live, must_store, target, options), region)
     for item in live:
         former.add(item)
     drafts = former.finish(must_store)
     return FusedProgram(tuple(drafts), former.inlined)
+
+
+def _leaving(live: list[Item], region: RegionPlan) -> set[str]:
+    """The region's values that are read outside of it: stored once, and not computed anew by the whole grid.
+
+    With one piece there is nobody outside but loops, which read what is stored anyway.
+    """
+    read = {
+        spec.buffer
+        for item in live
+        if isinstance(item, Operation) and item.outputs[0].buffer not in region.rows and "pieces" not in item.attrs
+        for spec in item.tensor_inputs
+    }
+    return read & region.rows
 
 
 # ---------------------------------------------------------------------------- what may be inlined

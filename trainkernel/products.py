@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from trainkernel.arithmetic import domain_of, scale_of
@@ -27,6 +28,7 @@ MAX_SCATTERED = 8
 MAX_PARTIALS = 256
 MAX_THREAD_COUNT = 16
 MAX_SPLIT = 32
+MIN_COLUMN_PARTIALS = 1024
 MAX_PIECE_COUNT = 64
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 THIN_CHUNK = 32
@@ -42,6 +44,12 @@ _EXTRA_STAGE_US = 1.2
 _PARTIAL_BYTES_PER_US = 2.0e6
 _VECTOR_FMAS_PER_US = 1.0e6
 _MIN_GROUP_DEPTH = 8
+_PANEL_PIECE_US = 1.1
+_PANEL_BYTES_PER_US = 8.0e4
+_CYCLES_PER_US = 1800
+_PANEL_OUTPUT_US = 3.0e-4
+PANEL_PAD = 4
+MAX_PANEL_BYTES = 200 * 1024
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -58,7 +66,7 @@ class ProductPlan:
     path : str
         ``"gemv"`` (one row, depth split over a block's threads), ``"gemv_t"`` (one column),
         ``"thin"`` (one thread per output; all that are not float32), ``"tensor"`` (``mma.sync`` tiles), ``"tile"``
-        (float32 FMA tiles), ``"block"`` (a piece of a block region: its operands lie in shared memory).
+        (float32 FMA tiles), ``"panel"`` (float32 tiles whose operands lie in shared memory over their whole depth), ``"block"`` (a piece of a block region: its operands lie in shared memory).
     m, n, k : int
         Product shape.
     tile_m, tile_n, tile_k : int
@@ -136,7 +144,64 @@ def plan_product(operation: Operation, target: Target, options: Options) -> Prod
         return _thin(batch, m, n, k, target, threads, skew)
     if a.dtype == b.dtype and a.dtype in ("float16", "bfloat16"):
         return _best_tiles("tensor", batch, (m, n, k), target, options, skew)
-    return _best_tiles("tile", batch, (m, n, k), target, options, skew)
+    tiles = _best_tiles("tile", batch, (m, n, k), target, options, skew)
+    panels = _best_panels(batch, (m, n, k), target, options)
+    if panels is None or options.gemm_k_tile or _tile_cost_us(tiles, target) < panels[0]:
+        return tiles
+    return panels[1]
+
+
+def panel_depth(chunk: int) -> int:
+    """Depth of a panel: that of a chunk, and zeros up to a multiple of four."""
+    return -(-chunk // 4) * 4
+
+
+def panel_bytes(plan: ProductPlan, threads: int) -> int:
+    """Shared memory of a panel product: both operands, and the sums."""
+    operands = sum(panel_floats(outer, plan.tile_k) for outer in (plan.tile_m, plan.tile_n))
+    return 4 * operands + block_sums_bytes(plan, threads, plain=False)
+
+
+def panel_floats(outer: int, depth: int) -> int:
+    """A bound of the floats of a panel, whichever of its dims is contiguous."""
+    return max(outer * (depth + PANEL_PAD), depth * (outer + PANEL_PAD))
+
+
+def _best_panels(
+    batch: int, shape: tuple[int, int, int], target: Target, options: Options
+) -> tuple[float, ProductPlan] | None:
+    """Estimated time and plan of the best panels, if any fit."""
+    m, n, k = shape
+    widths = [options.gemm_tile_n] if options.gemm_tile_n else [16, 32, 64]
+    best: tuple[float, ProductPlan] | None = None
+    for tile_m in (8, 16, 32, 64):
+        for tile_n in widths:
+            if (tile_m > 8 and tile_m >= 2 * m) or (tile_n > 16 and tile_n >= 2 * n and not options.gemm_tile_n):
+                continue
+            for split in SPLITS:
+                chunk = k if split == 1 else ceil_div(ceil_div(k, split), 32) * 32
+                plan = ProductPlan(
+                    "panel", m, n, k, tile_m, tile_n, panel_depth(chunk), ceil_div(k, chunk), chunk, 4 * PANEL_PAD, batch
+                )
+                if panel_bytes(plan, options.threads) > min(target.shared_bytes_per_block, MAX_PANEL_BYTES):
+                    continue
+                cost = _panel_cost_us(plan, target, options.threads)
+                if best is None or cost < best[0] - 1e-9:
+                    best = (cost, plan)
+    return best
+
+
+def _panel_cost_us(plan: ProductPlan, target: Target, threads: int) -> float:
+    """Estimated time: waves of pieces that fetch, multiply and store one after another."""
+    outputs = plan.tile_m * plan.tile_n
+    fetch_us = 4 * plan.tile_k * (plan.tile_m + plan.tile_n) / _PANEL_BYTES_PER_US
+    tile = block_tile(plan.tile_m, plan.tile_n, plan.tile_k, threads)
+    multiply_us = block_tile_cycles(tile, plan.tile_m, plan.tile_n, threads) / _CYCLES_PER_US
+    waves = ceil_div(plan.num_pieces, target.num_sms)
+    cost = waves * (_PANEL_PIECE_US + fetch_us + multiply_us + outputs * _PANEL_OUTPUT_US)
+    if plan.split > 1:
+        cost += _EXTRA_STAGE_US + 8 * plan.split * plan.num_outputs / _PARTIAL_BYTES_PER_US
+    return cost
 
 
 def _thin(batch: int, m: int, n: int, k: int, target: Target, threads: int, skew: int) -> ProductPlan:
@@ -185,10 +250,12 @@ def _best_tiles(
     return best[1]
 
 
-def product_cost_us(plan: ProductPlan, target: Target) -> float:
+def product_cost_us(plan: ProductPlan, target: Target, threads: int) -> float:
     """Estimated time of a product on the whole grid, whatever its path."""
     if plan.path in ("tile", "tensor"):
         return _tile_cost_us(plan, target)
+    if plan.path == "panel":
+        return _panel_cost_us(plan, target, threads)
     waves = ceil_div(plan.num_pieces, target.num_sms)
     return waves * _PIECE_US + plan.num_outputs * plan.k / _VECTOR_FMAS_PER_US
 
@@ -209,24 +276,30 @@ class BlockTile:
     micro_n: int
     depth: int
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """As ``tk_block_product`` takes them."""
+        return (self.lanes_n, self.groups_m, self.groups_k, self.micro_m, self.micro_n, self.depth)
 
+
+@lru_cache(maxsize=4096)
 def block_tile(m: int, n: int, k: int, threads: int) -> BlockTile:
-    """The fastest use of a block's threads by a count of shared-memory and FMA cycles."""
+    """The fastest use of a block's threads by a count of cycles."""
     best: tuple[float, BlockTile] | None = None
-    lanes_n = min(32, 1 << max(n - 1, 0).bit_length())
-    for micro_m in (1, 2, 4, 8):
-        if micro_m > 1 and micro_m >= 2 * m:
-            continue
-        for micro_n in (1, 2, 4):
-            if micro_n > 1 and (micro_n // 2) * lanes_n >= n:
-                continue
-            groups_m = min(threads // lanes_n, ceil_div(m, micro_m))
-            groups_k = max(1, min(threads // (lanes_n * groups_m), ceil_div(k, _MIN_GROUP_DEPTH)))
-            depth = ceil_div(ceil_div(k, groups_k), 4) * 4
-            tile = BlockTile(lanes_n, groups_m, max(1, ceil_div(k, depth)), micro_m, micro_n, depth)
-            cost = _block_tile_cycles(tile, m, n, threads)
-            if best is None or cost < best[0]:
-                best = (cost, tile)
+    widest = min(32, 1 << max(n - 1, 0).bit_length())
+    for lanes_n in sorted({widest, min(widest, 16), min(widest, 8)}, reverse=True):
+        for micro_m in (1, 2, 4, 8):
+            for micro_n in (1, 2, 4):
+                if (micro_m > 1 and micro_m >= 2 * m) or (micro_n > 1 and micro_n * lanes_n >= 2 * n):
+                    continue
+                groups_m = min(threads // lanes_n, ceil_div(m, micro_m))
+                most = threads // (lanes_n * groups_m)
+                for groups in sorted({1, most, max(1, most // 2), max(1, most // 4)}):
+                    depth = ceil_div(ceil_div(k, min(groups, ceil_div(k, 4))), 4) * 4
+                    tile = BlockTile(lanes_n, groups_m, max(1, ceil_div(k, depth)), micro_m, micro_n, depth)
+                    cost = block_tile_cycles(tile, m, n, threads)
+                    if best is None or cost < best[0]:
+                        best = (cost, tile)
     assert best is not None
     return best[1]
 
@@ -241,15 +314,19 @@ def block_sums_bytes(plan: ProductPlan, threads: int, plain: bool) -> int:
     return 0 if groups == 1 and (plain or outputs <= threads // 2) else 4 * groups * outputs
 
 
-def _block_tile_cycles(tile: BlockTile, m: int, n: int, threads: int) -> float:
+def block_tile_cycles(tile: BlockTile, m: int, n: int, threads: int) -> float:
+    """Cycles of a multiprocessor: the slowest of shared memory, issue and latency for each step of the depth.
+
+    A load of one value by each lane takes a cycle; a broadcast of four to a warp takes two.
+    """
     rounds = ceil_div(m, tile.groups_m * tile.micro_m) * ceil_div(n, tile.lanes_n * tile.micro_n)
     warps = ceil_div(min(threads, tile.lanes_n * tile.groups_m * tile.groups_k), 32)
-    shared = warps * (tile.micro_m / 4 * min(4, 32 // tile.lanes_n) + tile.micro_n)
-    fma = ceil_div(warps, 4) * tile.micro_m * tile.micro_n
-    latency = 8 + tile.micro_m * tile.micro_n
-    cycles = rounds * tile.depth * max(shared, fma, latency / 2)
-    merged = 0 if tile.groups_k == 1 else 60 + 2 * tile.groups_k * m * n / 32
-    return cycles + merged
+    fmas = tile.micro_m * tile.micro_n
+    shared = warps * (0.5 * tile.micro_m + tile.micro_n)
+    issue = ceil_div(warps, 4) * (fmas + tile.micro_m / 4 + tile.micro_n + 2)
+    latency = 12 + fmas
+    merged = 2 * tile.groups_k * m * n / 32 if tile.groups_k > 1 else 0
+    return rounds * tile.depth * max(shared, issue, latency) + merged
 
 
 def _tile_cost_us(plan: ProductPlan, target: Target) -> float:
@@ -360,7 +437,7 @@ def _is_innermost(source: TensorSpec, dims: tuple[int, ...]) -> bool:
 
 
 def _column_partials(count: int, pieces: int, target: Target) -> int:
-    if count < 256:
+    if count < MIN_COLUMN_PARTIALS:
         return 1
     return max(1, min(32, target.num_sms // max(pieces, 1), count // 64))
 

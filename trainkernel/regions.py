@@ -250,8 +250,8 @@ class _Classification:
         return any(isinstance(spec, TensorSpec) and spec.ndim and spec.shape[0] == self._label for spec in inputs)
 
     def result(self) -> tuple[frozenset[str], frozenset[str]]:
-        """Rows, without weak ones that no row needs, and partials."""
-        kept = self._rows - self._weak
+        """Rows, without weak and shallow ones that no other row needs, and partials."""
+        kept = self._rows - self._weak - (self._shallow if self._label > 1 else set())
         for operation in reversed(self._operations):
             name = operation.outputs[0].buffer
             if name in kept or name in self._partials:
@@ -406,5 +406,5 @@ def _stage_us(operation: Operation, target: Target, options: Options) -> float:
         evaluations = prod(operation.outputs[0].shape) * (OPS[operation.op].cost + 1)
         return evaluations / 4 / _BLOCK_EVALUATIONS_PER_US / target.num_sms
     if kind == "product":
-        return target.grid_barrier_us + product_cost_us(plan_product(operation, target, options), target)
+        return target.grid_barrier_us + product_cost_us(plan_product(operation, target, options), target, options.threads)
     return target.grid_barrier_us + _GRID_PART_US

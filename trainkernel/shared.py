@@ -9,13 +9,13 @@ fit is read and written in device memory by the same code.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from trainkernel.arithmetic import scale_of
 from trainkernel.dtypes import DTYPES
 from trainkernel.ir import TensorSpec
-from trainkernel.products import ProductPlan, ReductionPlan, block_sums_bytes
+from trainkernel.products import ProductPlan, ReductionPlan, block_sums_bytes, panel_depth, panel_floats
 from trainkernel.regions import Split
 from trainkernel.schedule import ArenaPlace, Place, SharedLayout, SharedPlace, Staged, Task, runs_whole
 
@@ -23,6 +23,8 @@ _ALIGNMENT_BYTES = 128
 _MAX_WHOLE_ELEMENTS = 1024
 _STAGED_DTYPES = ("float32", "int32", "uint32")
 _PAD = 4
+_MAX_STAGED_BYTES = 100 * 1024
+_STREAM_BYTES = 140 * 1024
 _MAX_REDUCTION_SCRATCH_BYTES = 16 * 1024
 _MAX_TILE_SCRATCH_BYTES = 96 * 1024
 
@@ -74,7 +76,7 @@ class RegionParts:
             for position, operand in enumerate(part.root.inputs[-2:]):
                 assert isinstance(operand, TensorSpec)
                 copy = staged_matrix(part, position, self.split)
-                if copy is not None and self.is_outside(operand.buffer):
+                if copy is not None and self.is_outside(operand.buffer) and copy.size_bytes <= _MAX_STAGED_BYTES:
                     wishes.append(copy)
                     matrices.add(operand.buffer)
         for name in part.reads:
@@ -153,7 +155,31 @@ def _scratch_bytes(region: RegionParts, part: Task) -> int:
         return _MAX_REDUCTION_SCRATCH_BYTES
     if plan.path != "block":
         return _MAX_TILE_SCRATCH_BYTES
+    b = part.root.inputs[-1] if part.root is not None else None
+    if isinstance(b, TensorSpec) and region.is_outside(b.buffer) and is_streamed(part, region.split):
+        columns = stream_columns(plan)
+        tile = replace(plan, tile_n=columns)
+        streamed = 2 * 4 * panel_floats(columns, panel_depth(plan.tile_k))
+        return _filled_bytes(region, part) + streamed + block_sums_bytes(tile, region.threads, plain=False)
     return _filled_bytes(region, part) + block_sums_bytes(plan, region.threads, is_plain(part))
+
+
+def is_streamed(part: Task, split: Split) -> bool:
+    """Whether a block product fetches its second operand, too large to stay, a few columns at a time."""
+    plan = part.plan
+    assert isinstance(plan, ProductPlan)
+    if plan.split > 1 or plan.batch > 1:
+        return False
+    copy = staged_matrix(part, 1, split)
+    return copy is not None and copy.size_bytes > _MAX_STAGED_BYTES
+
+
+def stream_columns(plan: ProductPlan) -> int:
+    """Columns of one step of a streamed operand, two of which are under way."""
+    for columns in (64, 32, 16):
+        if 2 * 4 * panel_floats(columns, panel_depth(plan.tile_k)) <= _STREAM_BYTES:
+            return columns
+    return 8
 
 
 def _round_up(size: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from trainkernel.codegen.conversions import C_TYPES
@@ -13,14 +13,21 @@ from trainkernel.indexing import ZERO, Index, linearize, variable
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.memory import Frame, Storage
 from trainkernel.ops import literal
-from trainkernel.products import ProductPlan, block_sums_bytes, block_tile
+from trainkernel.products import PANEL_PAD, ProductPlan, block_sums_bytes, block_tile, panel_depth
 from trainkernel.schedule import BlockRegion, Staged, Task
-from trainkernel.shared import filled_stride, is_plain, is_read_in_place, staged_elements, staged_matrix
+from trainkernel.shared import (
+    filled_stride,
+    is_plain,
+    is_read_in_place,
+    is_streamed,
+    staged_elements,
+    staged_matrix,
+    stream_columns,
+)
 
 _ITEMSIZE_BYTES = 4
 _MAX_RUNS = 128
-Result: TypeAlias = Callable[[Operation, Sequence[Index]], tuple[list[str], dict[str, str]]]
-Epilogue: TypeAlias = Callable[[dict[str, str], Index], list[str]]
+StoreFunctions: TypeAlias = Callable[[Operation, Sequence[Index], Index, str, list[str]], tuple[list[str], str]]
 
 
 @dataclass(frozen=True)
@@ -136,24 +143,20 @@ class BlockProduct:
         self._fills: list[str] = []
         self.scratch_bytes = 0
 
-    def emit(self, result: Result, epilogue: Epilogue) -> list[str]:
-        """The statements."""
+    def emit(self, store_functions: StoreFunctions, batch_of: Callable[[list[str], int], int]) -> list[str]:
+        """The statements.
+
+        ``store_functions`` makes the epilogue's functions, ``batch_of`` says how many results it has under way.
+        """
         plan, pieces = self._plan, self._region.split.pieces
         partial = plan.split > 1
         count = plan.batch if partial else max(1, plan.batch // pieces)
-        a, b = self._operand(0), self._operand(1)
-        tile = block_tile(plan.tile_m, plan.tile_n, plan.tile_k, self._threads)
-        step = 4 if a.is_aligned and b.is_aligned and plan.tile_k % 4 == 0 else 1
-        sums_bytes = block_sums_bytes(plan, self._threads, is_plain(self._task))
-        sums = f"(float*)(shared + {self.scratch_bytes})" if sums_bytes else "nullptr"
-        self.scratch_bytes += sums_bytes
-        sizes = [plan.tile_m, plan.tile_n, plan.tile_k, self._threads, tile.lanes_n, tile.groups_m, tile.groups_k]
-        sizes += [tile.micro_m, tile.micro_n, tile.depth, step]
-        flags = [f"{a.stride}, {_flag(a.along_k)}", f"{b.stride}, {_flag(b.along_k)}", _flag(sums_bytes == 0)]
-        template = ", ".join([*map(str, sizes), *flags])
-        lines = [*self._fills, *(["__syncthreads();  // the operands are complete"] if self._fills else [])]
-        lines += self._finish(result, epilogue, partial)
-        lines.append(f"tk_block_product<{template}>({a.pointer}, {b.pointer}, {sums}, finish);")
+        a = self._operand(0)
+        if is_streamed(self._task, self._region.split) and self._is_in_memory(1):
+            return self._streamed(a, store_functions, batch_of)
+        b = self._operand(1)
+        call, epilogue = self._call(plan, a, b, store_functions, batch_of, "column", str(plan.tile_n))
+        lines = [*self._fills, *(["__syncthreads();  // the operands are complete"] if self._fills else []), *epilogue, call]
         if plan.batch == 1:
             return lines
         first = "" if partial or pieces == 1 else f"piece * {count} + "
@@ -161,17 +164,83 @@ class BlockProduct:
         tail = ["__syncthreads();  // the sums have been read"] if count > 1 and self.scratch_bytes else []
         return ["#pragma unroll 1", *block(f"for (int own = 0; own < {count}; ++own)", [*head, *lines, *tail])]
 
-    def _finish(self, result: Result, epilogue: Epilogue, partial: bool) -> list[str]:
+    def _call(
+        self,
+        plan: ProductPlan,
+        a: _Operand,
+        b: _Operand,
+        store_functions: StoreFunctions,
+        batch_of: Callable[[list[str], int], int],
+        column: str,
+        columns: str,
+    ) -> tuple[str, list[str]]:
+        """The call of ``tk_block_product``, and the functions of its epilogue; reserves the sums."""
+        tile = block_tile(plan.tile_m, plan.tile_n, plan.tile_k, self._threads)
+        step = 4 if a.is_aligned and b.is_aligned and plan.tile_k % 4 == 0 else 1
+        sums_bytes = block_sums_bytes(plan, self._threads, is_plain(self._task))
+        sums = f"(float*)(shared + {self.scratch_bytes})" if sums_bytes else "nullptr"
+        self.scratch_bytes += sums_bytes
+        sizes = [plan.tile_m, plan.tile_n, plan.tile_k, self._threads, *tile.sizes, step]
+        flags = [f"{a.stride}, {_flag(a.along_k)}", f"{b.stride}, {_flag(b.along_k)}", _flag(sums_bytes == 0)]
+        epilogue, results = self._epilogue(store_functions, column)
+        batch = batch_of(epilogue, plan.tile_m * plan.tile_n) if sums_bytes else 1
+        whole = _flag(self._plan.n % plan.tile_n == 0)
+        template = ", ".join([*map(str, sizes), *flags, str(batch), whole, results])
+        bounds = f"{plan.tile_m}, {columns}"
+        return f"tk_block_product<{template}>({a.pointer}, {b.pointer}, {sums}, {bounds}, compute, write);", epilogue
+
+    def _is_in_memory(self, position: int) -> bool:
+        """Whether an operand can be read where it lies, in device memory."""
+        view = self._view(position)
+        return self._in_place(position) is not None and self._scope.storage(view.buffer).space != "shared"
+
+    def _streamed(
+        self, a: _Operand, store_functions: StoreFunctions, batch_of: Callable[[list[str], int], int]
+    ) -> list[str]:
+        """The product some columns after others, whose part of ``b`` arrives while those before are multiplied."""
+        columns, depth = stream_columns(self._plan), panel_depth(self._plan.tile_k)
+        plan = replace(self._plan, tile_n=columns)
+        view, b = self._view(1), self._in_place(1)
+        assert b is not None
+        stride = (depth if b.along_k else columns) + PANEL_PAD
+        floats = stride * (columns if b.along_k else depth)
+        at = self.scratch_bytes
+        self.scratch_bytes += 2 * 4 * floats
+        outer_stride, depth_stride = view.strides[-2:]
+        run, other = (plan.k, outer_stride) if b.along_k else (plan.n, depth_stride)
+        vector = run % 4 == 0 and other % 4 == 0 and view.offset % 4 == 0
+        steps = -(-plan.n // columns)
+        buffer = f"(float*)(shared + {at}) + tile % 2 * {floats}"
+        arrived = _Operand(buffer, stride, b.along_k, True)
+        inside = f"tk_min({columns}, {plan.n} - tile * {columns})"
+        call, epilogue = self._call(plan, a, arrived, store_functions, batch_of, f"tile * {columns} + column", inside)
+        matrix = f"tk_matrix({b.pointer}, {outer_stride}, {depth_stride}, {_flag(vector)})"
+        sizes = f"{columns}, {depth}, {self._threads}, {stride}, {_flag(b.along_k)}"
+        following = f"(float*)(shared + {at}) + (tile + 1) % 2 * {floats}"
+        fetch = f"tk_tile_fill<{sizes}>({following}, (tile + 1) * {columns}, {plan.n}, 0, {plan.k}, {matrix});"
+        body = [
+            f"if (tile + 1 < {steps}) {fetch}",
+            "tk_cp_async_commit();",
+            "if (tile < 0) continue;",
+            "tk_cp_async_wait<1>();",
+            "__syncthreads();  // these columns have arrived, for every thread",
+            *epilogue,
+            call,
+            "__syncthreads();  // they have been read",
+        ]
+        fills = [*self._fills, *(["__syncthreads();  // the operand is complete"] if self._fills else [])]
+        return [*fills, "#pragma unroll 1", *block(f"for (int tile = -1; tile < {steps}; ++tile)", body)]
+
+    def _epilogue(self, store_functions: StoreFunctions, column: str) -> tuple[list[str], str]:
         plan, pieces = self._plan, self._region.split.pieces
         m, n = variable("m", plan.m), variable("n", plan.n)
         batch = variable("batch", plan.batch)
         coordinates = (batch, m, n) if self._root.inputs[-1].ndim == 3 else (m, n)  # type: ignore[union-attr]
         chunk = variable("piece", plan.split)
         element = linearize((chunk, batch, m, n), (plan.num_outputs, plan.m * plan.n, plan.n, 1))
-        body, registers = result(self._root, coordinates)
-        first = f"piece * {plan.tile_m} + " if plan.batch == 1 and not partial and pieces > 1 else ""
-        head = [f"const tk_index m = {first}row, n = column;"]
-        return function_object("finish", "int row, int column, float sum", [*head, *body, *epilogue(registers, element)], None)
+        first = f"piece * {plan.tile_m} + " if plan.batch == 1 and plan.split == 1 and pieces > 1 else ""
+        head = [f"const tk_index m = {first}row, n = {column};"]
+        return store_functions(self._root, coordinates, element, "int row, int column", head)
 
     def _operand(self, position: int) -> _Operand:
         staged = staged_matrix(self._task, position, self._region.split)

@@ -19,8 +19,9 @@ from trainkernel.memory import Frame
 from trainkernel.ops import literal
 from trainkernel.ops.domains import domain_of_dtype
 from trainkernel.placement import MAX_ELEMENTS_PER_THREAD, elements_per_thread
-from trainkernel.products import ProductPlan, ReductionPlan, ScanPlan, ceil_div
+from trainkernel.products import PANEL_PAD, ProductPlan, ReductionPlan, ScanPlan, block_sums_bytes, block_tile, ceil_div
 from trainkernel.schedule import BlockRegion, Task
+from trainkernel.shared import is_plain, is_streamed
 
 _FORMATS = {"float16": "TkFloat16Format", "bfloat16": "TkBfloat16Format"}
 
@@ -419,17 +420,21 @@ class _TaskEmitter:
             return self._thin(plan, root)
         if plan.path in ("gemv", "gemv_t"):
             return self._vector(plan, root)
+        if plan.path == "panel":
+            return self._panels(plan, root)
         return self._tiles(plan, root)
 
     def _block(self, plan: ProductPlan, root: Operation) -> list[str]:
         assert self.region is not None
         self.templates.add("block_product")
+        if is_streamed(self.task, self.region.split):
+            self.templates |= {"product_operand", "product_tile"}
         a, b = self._operands(root)
         m, n, k = variable("m", plan.m), variable("n", plan.n), variable("k", plan.k)
         batch = variable("batch", plan.batch)
         operands = ((a, _matrix(a, batch, m, k), "m"), (b, _matrix(b, batch, k, n), "n"))
         product = BlockProduct(self.scope, self.task, self.region, lambda at: self._along(*operands[at][:2], "k", operands[at][2]))
-        lines = product.emit(self._result, self._epilogue)
+        lines = product.emit(self._store_functions, self._epilogue_batch)
         self.shared_bytes = product.scratch_bytes
         return lines
 
@@ -523,12 +528,11 @@ class _TaskEmitter:
         first = tile if plan.batch == 1 else f"({tile})"
         return [*lines, f"{head}({first} * 32, {outputs}, {depth}, {shared}{operands});"]
 
-    def _tiles(self, plan: ProductPlan, root: Operation) -> list[str]:
-        tensor = plan.path == "tensor"
-        self.templates |= {"product_operand", "product_tensor" if tensor else "product_tile"}
+    def _tile_operands(self, plan: ProductPlan, root: Operation) -> tuple[list[str], tuple[str, str], tuple[bool, bool], Index]:
+        """The tile's place ``m0``, ``n0``; both operands as ``TkMatrix`` or functions; whether they lie along the depth."""
         a, b = self._operands(root)
         m, n, k = variable("m", plan.m), variable("n", plan.n), variable("k", plan.k)
-        tile, begin, end, lines = self._depth_range(plan, root)
+        tile, self._begin, self._end, lines = self._depth_range(plan, root)
         batch, tile, which = self._batch(plan, tile)
         lines += which
         tiles_n = ceil_div(plan.n, plan.tile_n)
@@ -539,28 +543,82 @@ class _TaskEmitter:
             for operand, row, column, outer in ((a, m, k, "m"), (b, k, n, "n"))
         )
         operand_a, operand_b = self._plain_matrix(a.mT, plan, along_a), self._plain_matrix(b, plan, along_b)
-        shared = self._reserve_tiles(plan, along_a, along_b)
-        name = "tk_tensor_sums" if tensor else "tk_tile_sums"
         if operand_a is None:
             lines += self._load("load_a", a, _matrix(a, batch, m, k), "tk_index m, tk_index k")
         if operand_b is None:
             lines += self._load("load_b", b, _matrix(b, batch, k, n), "tk_index n, tk_index k")
+        return lines, (operand_a or "load_a", operand_b or "load_b"), (along_a, along_b), batch
+
+    def _tile_element(self, plan: ProductPlan, batch: Index) -> Index:
+        """The element of the result that a tile's place ``m``, ``n`` is."""
+        places = (variable("s", plan.split), batch, variable("m", plan.m), variable("n", plan.n))
+        return linearize(places, (plan.num_outputs, plan.m * plan.n, plan.n, 1))
+
+    def _panels(self, plan: ProductPlan, root: Operation) -> list[str]:
+        """A tile whose operands are fetched over their whole depth at once."""
+        self.templates |= {"product_operand", "product_tile", "block_product"}
+        lines, operands, alongs, batch = self._tile_operands(plan, root)
+        pointers, strides = [], []
+        for operand, along, outer, name in zip(operands, alongs, (plan.tile_m, plan.tile_n), "mn", strict=True):
+            stride = (plan.tile_k if along else outer) + PANEL_PAD
+            pointers.append(f"(float*)(shared + {self.shared_bytes})")
+            sizes = f"{outer}, {plan.tile_k}, {self.threads}, {stride}, {_flag(along)}"
+            bounds = f"{name}0, {getattr(plan, name)}, {self._begin}, {self._end}"
+            lines.append(f"tk_tile_fill<{sizes}>({pointers[-1]}, {bounds}, {operand});")
+            strides.append(f"{stride}, {_flag(along)}")
+            self.shared_bytes += 4 * stride * (outer if along else plan.tile_k)
+        lines += ["tk_cp_async_commit();", "tk_cp_async_wait<0>();", "__syncthreads();  // both panels have arrived"]
+        head = ["const tk_index m = m0 + row, n = n0 + column;"]
+        coordinates = _matrix(root.inputs[-1], batch, variable("m", plan.m), variable("n", plan.n))
+        element = self._tile_element(plan, batch)
+        epilogue, results = self._store_functions(root, coordinates, element, "int row, int column", head)
+        tile = block_tile(plan.tile_m, plan.tile_n, plan.tile_k, self.threads)
+        sums_bytes = block_sums_bytes(plan, self.threads, is_plain(self.task))
+        sums = f"(float*)(shared + {self.shared_bytes})" if sums_bytes else "nullptr"
+        self.shared_bytes += sums_bytes
+        self.needs_free_shared = True
+        template = [plan.tile_m, plan.tile_n, plan.tile_k, self.threads, *tile.sizes, 4, *strides]
+        template += [_flag(sums_bytes == 0), self._epilogue_batch(epilogue, plan.tile_m * plan.tile_n) if sums_bytes else 1]
+        template.append(_flag(plan.m % plan.tile_m == 0 and plan.n % plan.tile_n == 0))
+        inside = f"(int)tk_min((tk_index){plan.tile_m}, {plan.m} - m0), (int)tk_min((tk_index){plan.tile_n}, {plan.n} - n0)"
+        arguments = f"{pointers[0]}, {pointers[1]}, {sums}, {inside}, compute, write"
+        sizes = ", ".join(str(size) for size in [*template, results])
+        return [*lines, *epilogue, f"tk_block_product<{sizes}>({arguments});"]
+
+    def _tiles(self, plan: ProductPlan, root: Operation) -> list[str]:
+        tensor = plan.path == "tensor"
+        self.templates |= {"product_operand", "product_tensor" if tensor else "product_tile"}
+        lines, operands, (along_a, along_b), batch = self._tile_operands(plan, root)
+        shared = self._reserve_tiles(plan, along_a, along_b)
+        name = "tk_tensor_sums" if tensor else "tk_tile_sums"
         skew = self._skew(plan)
         sizes = (
             f"{plan.tile_m}, {plan.tile_n}, {plan.tile_k}, {self.threads}, {skew}, {_flag(along_a)}, {_flag(along_b)}"
         )
-        sizes = f"{_FORMATS[a.dtype]}, {sizes}" if tensor else sizes
-        bounds = f"m0, n0, {plan.m}, {plan.n}, {begin}, {end}, {shared}"
-        operands = f"{operand_a or 'load_a'}, {operand_b or 'load_b'}"
-        lines.append(f"const float* sums = {name}<{sizes}>({bounds}, {operands});")
-        element = linearize((variable("s", plan.split), batch, m, n), (plan.num_outputs, plan.m * plan.n, plan.n, 1))
+        sizes = f"{_FORMATS[root.inputs[-1].dtype]}, {sizes}" if tensor else sizes
+        bounds = f"m0, n0, {plan.m}, {plan.n}, {self._begin}, {self._end}, {shared}"
+        lines.append(f"const float* sums = {name}<{sizes}>({bounds}, {operands[0]}, {operands[1]});")
+        coordinates = _matrix(root.inputs[-1], batch, variable("m", plan.m), variable("n", plan.n))
         stride = plan.tile_n + (4 if tensor else skew)
-        return lines + self._tile_store(plan, root, _matrix(a, batch, m, n), element, stride)
+        return lines + self._tile_store(plan, root, coordinates, self._tile_element(plan, batch), stride)
 
     def _tile_store(
         self, plan: ProductPlan, root: Operation, coordinates: Sequence[Index], element: Index, stride: int
     ) -> list[str]:
-        """The epilogue over the tile's sums: ``compute`` fills results, ``write`` stores them."""
+        """The epilogue over the tile's sums."""
+        lines, results = self._store_functions(root, coordinates, element, "tk_index m, tk_index n", [])
+        batch = self._epilogue_batch(lines, plan.tile_m * plan.tile_n)
+        sizes = f"{plan.tile_m}, {plan.tile_n}, {self.threads}, {stride}, {batch}, {results}"
+        bounds = f"m0, n0, {plan.m}, {plan.n}, sums"
+        return [*lines, f"tk_tile_store<{sizes}>({bounds}, compute, write);"]
+
+    def _store_functions(
+        self, root: Operation, coordinates: Sequence[Index], element: Index, place: str, head: list[str]
+    ) -> tuple[list[str], str]:
+        """``compute`` fills the results of one element of a product, ``write`` stores them; and the results' C type.
+
+        ``place`` declares the element's place as arguments, from which ``head`` makes coordinates.
+        """
         body, registers = self._result(root, coordinates)
         body += self._members(registers, element)
         stores = self.task.stores
@@ -572,15 +630,16 @@ class _TaskEmitter:
             places = [f"results.r_{place}" for place in range(len(stores))]
             fields = " ".join(f"{c_type} r_{place};" for place, c_type in enumerate(types))
             lines, results, reference = [f"struct Results {{ {fields} }};"], "Results", "Results& results"
-        body += [f"{place} = {registers[name]};" for place, name in zip(places, stores, strict=True)]
-        writes = [self._store(name, place, element) for place, name in zip(places, stores, strict=True)]
-        lines += function_object("compute", f"tk_index m, tk_index n, float sum, {reference}", body, None)
-        lines += function_object("write", f"tk_index m, tk_index n, const {reference}", writes, None)
-        reads = any(f"b_{name}[" in line for line in body for name in self.task.reads)
-        batch = min(4, ceil_div(plan.tile_m * plan.tile_n, self.threads)) if reads else 1
-        sizes = f"{plan.tile_m}, {plan.tile_n}, {self.threads}, {stride}, {batch}, {results}"
-        bounds = f"m0, n0, {plan.m}, {plan.n}, sums"
-        return [*lines, f"tk_tile_store<{sizes}>({bounds}, compute, write);"]
+        body += [f"{value} = {registers[name]};" for value, name in zip(places, stores, strict=True)]
+        writes = [self._store(name, value, element) for value, name in zip(places, stores, strict=True)]
+        lines += function_object("compute", f"{place}, float sum, {reference}", head + body, None)
+        lines += function_object("write", f"{place}, const {reference}", head + writes, None)
+        return lines, results
+
+    def _epilogue_batch(self, lines: list[str], outputs: int) -> int:
+        """Results that a thread computes before it stores them, where it reads anything for them."""
+        reads = any(f"b_{name}[" in line for line in lines for name in self.task.reads)
+        return min(4, ceil_div(outputs, self.threads)) if reads else 1
 
     def _skew(self, plan: ProductPlan) -> int:
         """Padding of shared-memory rows in elements."""
@@ -620,7 +679,7 @@ class _TaskEmitter:
         elif operation is not None:
             return None
         storage = self.frame.storage(operand.buffer)
-        plain = ("float32",) if plan.path == "tile" else ("float32", "float16", "bfloat16")
+        plain = ("float32", "float16", "bfloat16") if plan.path == "tensor" else ("float32",)
         if storage.space == "scalar" or storage.dtype not in plain:
             return None
         depth_stride, outer_stride = operand.strides[-2:]

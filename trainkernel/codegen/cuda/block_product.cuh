@@ -1,5 +1,5 @@
-// A product inside of a block region: out[m, n] = sum over k of a[m, k] b[k, n] for M x N x K near the
-// block, in shared memory (or, where that is full, read in place).
+// A float32 product of operands near the block: out[m, n] = sum over k of a[m, k] b[k, n] for M x N x K in
+// shared memory (or, where that is full, read in place).
 //
 // Thread t is lane t % LANES_N along n, then one of GROUPS_M along m, then one of GROUPS_K along the
 // depth. A group adds up DEPTH steps of k in order by fused multiply-add, the groups' sums are added in
@@ -26,11 +26,14 @@ __device__ __forceinline__ void tk_block_read(float (&values)[STEP][COUNT], cons
   }
 }
 
-// finish(m, n, sum) gets every sum once: from registers if DIRECT and there is one group along the depth, else
-// by way of `sums` (GROUPS_K * M * N floats), so that all threads share the epilogue's work.
+// The epilogue gets every sum inside `rows` x `columns` once: compute(row, column, sum, results) and, after a
+// batch of them so that their loads overlap, write(row, column, results). With DIRECT and one group along the
+// depth it works on registers, else by way of `sums` (GROUPS_K * M * N floats), so that all threads share it. WHOLE
+// promises that nothing lies outside.
 template <int M, int N, int K, int THREADS, int LANES_N, int GROUPS_M, int GROUPS_K, int MICRO_M, int MICRO_N, int DEPTH, int STEP,
-          int STRIDE_A, bool A_ALONG_K, int STRIDE_B, bool B_ALONG_K, bool DIRECT, class Finish>
-__device__ __forceinline__ void tk_block_product(const float* a, const float* b, float* sums, Finish finish) {
+          int STRIDE_A, bool A_ALONG_K, int STRIDE_B, bool B_ALONG_K, bool DIRECT, int BATCH, bool WHOLE, class Results, class Compute, class Write>
+__device__ __forceinline__ void tk_block_product(const float* a, const float* b, float* sums, int rows, int columns,
+                                                 Compute compute, Write write) {
   static_assert(LANES_N * GROUPS_M * GROUPS_K <= THREADS && (GROUPS_K - 1) * DEPTH < K && GROUPS_K * DEPTH >= K, "threads");
   static_assert(STEP == 1 || (K % STEP == 0 && DEPTH % STEP == 0), "whole steps");
   const int lane = (int)threadIdx.x % LANES_N, group_m = (int)threadIdx.x / LANES_N % GROUPS_M;
@@ -45,25 +48,30 @@ __device__ __forceinline__ void tk_block_product(const float* a, const float* b,
         float total[MICRO_M][MICRO_N] = {};
 #pragma unroll 2
         for (int k = k_begin; k < k_end; k += STEP) {
-          float rows[STEP][MICRO_M], columns[STEP][MICRO_N];
-          tk_block_read<M, STRIDE_A, A_ALONG_K, STEP, MICRO_M, 1>(rows, a, m, k);
-          tk_block_read<N, STRIDE_B, B_ALONG_K, STEP, MICRO_N, LANES_N>(columns, b, n, k);
+          float values_a[STEP][MICRO_M], values_b[STEP][MICRO_N];
+          tk_block_read<M, STRIDE_A, A_ALONG_K, STEP, MICRO_M, 1>(values_a, a, m, k);
+          tk_block_read<N, STRIDE_B, B_ALONG_K, STEP, MICRO_N, LANES_N>(values_b, b, n, k);
 #pragma unroll
           for (int u = 0; u < STEP; ++u)
 #pragma unroll
             for (int i = 0; i < MICRO_M; ++i)
 #pragma unroll
-              for (int j = 0; j < MICRO_N; ++j) total[i][j] = __fmaf_rn(rows[u][i], columns[u][j], total[i][j]);
+              for (int j = 0; j < MICRO_N; ++j) total[i][j] = __fmaf_rn(values_a[u][i], values_b[u][j], total[i][j]);
         }
 #pragma unroll
         for (int i = 0; i < MICRO_M; ++i)
 #pragma unroll
           for (int j = 0; j < MICRO_N; ++j) {
-            if (m + i >= M || n + j * LANES_N >= N) continue;
-            if constexpr (STORE)
-              finish(m + i, n + j * LANES_N, total[i][j]);
-            else
-              sums[(group_k * M + m + i) * N + n + j * LANES_N] = total[i][j];
+            const int row = m + i, column = n + j * LANES_N;
+            if constexpr (STORE) {
+              if (row < rows && column < columns) {
+                Results results;
+                compute(row, column, total[i][j], results);
+                write(row, column, results);
+              }
+            } else {
+              if (row < M && column < N) sums[(group_k * M + row) * N + column] = total[i][j];
+            }
           }
       }
     }
@@ -71,11 +79,25 @@ __device__ __forceinline__ void tk_block_product(const float* a, const float* b,
   if constexpr (!STORE) {
     __syncthreads();  // the groups' sums are complete
 #pragma unroll 1
-    for (int e = (int)threadIdx.x; e < M * N; e += THREADS) {
-      float total = sums[e];
+    for (int first = (int)threadIdx.x; first < M * N; first += BATCH * THREADS) {
+      Results results[BATCH];
 #pragma unroll
-      for (int group = 1; group < GROUPS_K; ++group) total = __fadd_rn(total, sums[group * M * N + e]);
-      finish(e / N, e % N, total);
+      for (int u = 0; u < BATCH; ++u) {
+        int e = first + u * THREADS;
+        if constexpr (WHOLE)
+          e = e < M * N ? e : first;  // again the thread's own: no branch between the loads
+        else if (e >= M * N || e / N >= rows || e % N >= columns)
+          continue;
+        float total = sums[e];
+#pragma unroll
+        for (int group = 1; group < GROUPS_K; ++group) total = __fadd_rn(total, sums[group * M * N + e]);
+        compute(e / N, e % N, total, results[u]);
+      }
+#pragma unroll
+      for (int u = 0; u < BATCH; ++u) {
+        const int e = first + u * THREADS;
+        if (e < M * N && (WHOLE || (e / N < rows && e % N < columns))) write(e / N, e % N, results[u]);
+      }
     }
   }
 }
