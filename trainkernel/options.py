@@ -73,6 +73,11 @@ class Options:
         """Threads per block: the option's, else 256."""
         return self.threads_per_block or 256
 
+    @property
+    def columns(self) -> int:
+        """Neighbouring rows that a block reduces together: a multiple of a warp, each row by eight threads or fewer."""
+        return max(32, self.threads // 8)
+
 
 def check_options(values: Mapping[str, Any]) -> Options:
     """Check each option's type and value.

@@ -47,6 +47,8 @@ _MIN_GROUP_DEPTH = 8
 _PANEL_PIECE_US = 1.1
 _PANEL_BYTES_PER_US = 8.0e4
 _CYCLES_PER_US = 1800
+_LONE_WARP_CYCLES = 40
+_LONE_WARP_FACTOR = 2.0
 _PANEL_OUTPUT_US = 3.0e-4
 PANEL_PAD = 4
 MAX_PANEL_BYTES = 200 * 1024
@@ -198,7 +200,9 @@ def _panel_cost_us(plan: ProductPlan, target: Target, threads: int) -> float:
     tile = block_tile(plan.tile_m, plan.tile_n, plan.tile_k, threads)
     multiply_us = block_tile_cycles(tile, plan.tile_m, plan.tile_n, threads) / _CYCLES_PER_US
     waves = ceil_div(plan.num_pieces, target.num_sms)
-    cost = waves * (_PANEL_PIECE_US + fetch_us + multiply_us + outputs * _PANEL_OUTPUT_US)
+    piece_us = _PANEL_PIECE_US + fetch_us + multiply_us + outputs * _PANEL_OUTPUT_US
+    # A stage has other tasks, too, which wait for multiprocessors.
+    cost = waves * piece_us + plan.num_pieces / target.num_sms * piece_us
     if plan.split > 1:
         cost += _EXTRA_STAGE_US + 8 * plan.split * plan.num_outputs / _PARTIAL_BYTES_PER_US
     return cost
@@ -315,18 +319,19 @@ def block_sums_bytes(plan: ProductPlan, threads: int, plain: bool) -> int:
 
 
 def block_tile_cycles(tile: BlockTile, m: int, n: int, threads: int) -> float:
-    """Cycles of a multiprocessor: the slowest of shared memory, issue and latency for each step of the depth.
+    """Cycles of a multiprocessor, by steps of four along the depth.
 
-    A load of one value by each lane takes a cycle; a broadcast of four to a warp takes two.
+    A step takes what the four schedulers need to issue the instructions of all warps, or what shared
+    memory needs (a load of one value by each lane takes a cycle, a broadcast of four to a warp two), or what
+    one warp needs alone, whose loads and dependent sums nothing hides.
     """
     rounds = ceil_div(m, tile.groups_m * tile.micro_m) * ceil_div(n, tile.lanes_n * tile.micro_n)
     warps = ceil_div(min(threads, tile.lanes_n * tile.groups_m * tile.groups_k), 32)
-    fmas = tile.micro_m * tile.micro_n
-    shared = warps * (0.5 * tile.micro_m + tile.micro_n)
-    issue = ceil_div(warps, 4) * (fmas + tile.micro_m / 4 + tile.micro_n + 2)
-    latency = 12 + fmas
-    merged = 2 * tile.groups_k * m * n / 32 if tile.groups_k > 1 else 0
-    return rounds * tile.depth * max(shared, issue, latency) + merged
+    instructions = 4 * tile.micro_m * tile.micro_n + tile.micro_m + 4 * tile.micro_n + 8
+    shared = warps * (2 * tile.micro_m + 4 * tile.micro_n)
+    step = max(ceil_div(warps, 4) * instructions, shared, _LONE_WARP_CYCLES + _LONE_WARP_FACTOR * instructions)
+    merged = 60 + 2 * tile.groups_k * m * n / 32 if tile.groups_k > 1 else 0
+    return rounds * tile.depth / 4 * step + merged
 
 
 def _tile_cost_us(plan: ProductPlan, target: Target) -> float:
@@ -353,7 +358,7 @@ class ReductionPlan:
     ----------
     path : str
         ``"thread"``: one thread per row; ``"warp"``: one warp per row; ``"block"``: one block per
-        row; ``"columns"``: a block takes 32 neighbouring rows and splits their elements;
+        row; ``"columns"``: a block takes some neighbouring rows and splits their elements;
         ``"scatter"``: a block takes neighbouring rows and only the elements which an index sends there.
     rows, count : int
         Number of results, and elements reduced into each.
@@ -393,14 +398,14 @@ def plan_reduction(operation: Operation, target: Target, options: Options) -> Re
     warps = options.threads // 32
     splittable = operation.op not in ("softmax_stats", "moments")
     if by_columns and rows >= 8:
-        pieces = ceil_div(rows, 32)
+        pieces = ceil_div(rows, options.columns)
         partials = _column_partials(count, pieces, target) if splittable else 1
         if partials > 1:
             chunk = ceil_div(count, partials)
-            return ReductionPlan("columns", rows, count, ceil_div(count, chunk), chunk, 32)
+            return ReductionPlan("columns", rows, count, ceil_div(count, chunk), chunk, options.columns)
         if count <= MAX_THREAD_COUNT:
             return ReductionPlan("thread", rows, count, 1, count, options.threads)
-        return ReductionPlan("columns", rows, count, 1, count, 32)
+        return ReductionPlan("columns", rows, count, 1, count, options.columns)
     if count <= MAX_THREAD_COUNT and ceil_div(rows, options.threads) >= target.num_sms // 8:
         return ReductionPlan("thread", rows, count, 1, count, options.threads)
     if count <= 128 and rows >= 8:
@@ -418,7 +423,7 @@ def _plan_piece(rows: int, count: int, pieces: int, options: Options) -> Reducti
     if rows >= 32 and chunk <= MAX_PIECE_COUNT:
         return ReductionPlan("thread", rows, count, pieces, chunk, options.threads)
     if rows >= 8:
-        return ReductionPlan("columns", rows, count, pieces, chunk, 32)
+        return ReductionPlan("columns", rows, count, pieces, chunk, options.columns)
     return ReductionPlan("block", rows, count, pieces, chunk, 1)
 
 

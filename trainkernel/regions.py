@@ -36,7 +36,8 @@ _PARTIAL_REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 _PART_US = 0.25
 _BLOCK_FLOPS_PER_US = 1.8e5
 _BLOCK_EVALUATIONS_PER_US = 2.5e4
-_BLOCK_BYTES_PER_US = 8.0e4
+_BLOCK_BYTES_PER_US = 3.5e4
+_STREAM_BYTES_PER_US = 2.4e4
 _L2_BYTES_PER_US = 5.5e6
 _REGION_US = 0.8
 _GRID_PART_US = 1.3
@@ -332,13 +333,16 @@ class RegionCost:
             if partial:
                 partial_bytes += 4 * split.pieces * operation.outputs[0].num_elements
             piece_us += _part_us(operation, split.pieces, partial)
-        block_bytes = self._bytes_from_outside(inside, plan)
-        resident = min(split.pieces, self._target.num_sms)
-        moved_us = max(block_bytes / _BLOCK_BYTES_PER_US, resident * block_bytes / _L2_BYTES_PER_US)
+        kept_bytes, streamed_bytes = self._bytes_from_outside(inside, plan)
+        blocks = min(split.pieces, self._target.num_sms)
+        moved_us = max(
+            kept_bytes / _BLOCK_BYTES_PER_US + streamed_bytes / _STREAM_BYTES_PER_US,
+            blocks * (kept_bytes + streamed_bytes) / _L2_BYTES_PER_US,
+        )
         return waves * (piece_us + moved_us) + 2 * partial_bytes / _PARTIAL_BYTES_PER_US
 
-    def _bytes_from_outside(self, inside: list[Operation], plan: RegionPlan) -> float:
-        """What a block fetches for a piece: each buffer once, or with each use where it does not fit."""
+    def _bytes_from_outside(self, inside: list[Operation], plan: RegionPlan) -> tuple[float, float]:
+        """What a block fetches for a piece: what it keeps, and what does not fit, with each use."""
         room = 0.6 * self._target.shared_bytes_per_block
         uses: dict[tuple[str, bool], int] = {}
         for operation in inside:
@@ -348,12 +352,13 @@ class RegionCost:
                 if spec.buffer not in plan.rows:
                     key = spec.buffer, spec.buffer not in whole and (product or spec.shape[:1] == (plan.split.label,))
                     uses[key] = uses.get(key, 0) + product
-        total = 0.0
+        kept, streamed = 0.0, 0.0
         for (buffer, own), count in uses.items():
             size = 4 * self._declared[buffer].num_elements / (plan.split.pieces if own else 1)
             room -= size
-            total += size if room > 0 else size * max(count, 1)
-        return total
+            kept += size if room > 0 else 0.0
+            streamed += 0.0 if room > 0 else size * max(count, 1)
+        return kept, streamed
 
     def _path_us(self, plan: RegionPlan | None) -> float:
         """Time of the longest path through the operations on the whole grid, or of all their work where that is longer."""

@@ -297,7 +297,7 @@ class _TaskEmitter:
         partial = root.op == "reduce_partials"
         rows = plan.rows if partial else plan.rows // pieces
         first = f"piece * {rows} + " if pieces > 1 and not partial else ""
-        lane = {"thread": "threadIdx.x", "warp": "threadIdx.x / 32", "block": "0", "columns": "threadIdx.x % 32"}[plan.path]
+        lane = {"thread": "threadIdx.x", "warp": "threadIdx.x / 32", "block": "0", "columns": f"threadIdx.x % {plan.rows_per_piece}"}[plan.path]
         lines: list[str] = []
         begin, end = "0", str(plan.count)
         if partial and pieces > 1:
@@ -332,7 +332,7 @@ class _TaskEmitter:
             return lines + block(f"if ({inside})", reduce_lines + block("if (threadIdx.x % 32 == 0)", finish))
         if plan.path == "block":
             return lines + reduce_lines + block("if (threadIdx.x == 0)", finish)
-        return lines + reduce_lines + block(f"if (threadIdx.x < 32 && {inside})", finish)
+        return lines + reduce_lines + block(f"if (threadIdx.x < {plan.rows_per_piece} && {inside})", finish)
 
     def _row(self, plan: ReductionPlan, piece: str) -> str:
         if plan.path == "thread":
@@ -341,7 +341,7 @@ class _TaskEmitter:
             return f"(tk_index)({piece}) * {self.threads // 32} + threadIdx.x / 32"
         if plan.path == "block":
             return piece
-        return f"(tk_index)({piece}) * 32 + threadIdx.x % 32"
+        return f"(tk_index)({piece}) * {plan.rows_per_piece} + threadIdx.x % {plan.rows_per_piece}"
 
     def _load_element(self, root: Operation, plan: ReductionPlan) -> list[str]:
         source, domain = root.inputs[0], domain_of(root)
@@ -399,7 +399,7 @@ class _TaskEmitter:
             return f"tk_reduce_block<{op}, {self.threads}, {flag}>({begin}, {end}, ({c_type}*)shared, {load})"
         self.shared_bytes = max(self.shared_bytes, self.threads * itemsize_bytes)
         inside = self._inside or f"r < {plan.rows}"
-        return f"tk_reduce_columns<{op}, {self.threads}, {flag}>({inside}, {begin}, {end}, ({c_type}*)shared, {load})"
+        return f"tk_reduce_columns<{op}, {self.threads}, {plan.rows_per_piece}, {flag}>({inside}, {begin}, {end}, ({c_type}*)shared, {load})"
 
     # ------------------------------------------------------------------ scans
 

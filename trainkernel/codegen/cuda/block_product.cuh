@@ -12,7 +12,8 @@ template <int OUTER, int STRIDE, bool ALONG_K, int STEP, int COUNT, int SPREAD>
 __device__ __forceinline__ void tk_block_read(float (&values)[STEP][COUNT], const float* from, int first, int k) {
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
-    const int outer = tk_min(first + i * SPREAD, OUTER - 1);  // beyond the end: any value, which nobody keeps
+    // Beyond the end: any value, which nobody keeps.
+    const int outer = OUTER % (COUNT * SPREAD) == 0 ? first + i * SPREAD : tk_min(first + i * SPREAD, OUTER - 1);
     if constexpr (ALONG_K && STEP == 4) {
       const float4 four = *(const float4*)(from + outer * STRIDE + k);
       values[0][i] = four.x;
