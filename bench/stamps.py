@@ -34,6 +34,8 @@ def read_stamps(kernel: Any, launch: Callable[[], object], bound: Any, launches:
         cycles_per_us = (end - start) / (end_ns - start_ns) * 1e3
         stamps = [*words[_NUM_CLOCKS:], end]
         samples.append(
-            Stamps((end_ns - start_ns) / 1e3, tuple((after - before) / cycles_per_us for before, after in pairwise(stamps)))
+            Stamps(
+                (end_ns - start_ns) / 1e3, tuple((after - before) / cycles_per_us for before, after in pairwise(stamps))
+            )
         )
     return samples

@@ -264,6 +264,7 @@ def random_options(rng: np.random.Generator) -> dict[str, Any]:
         "shared_skew": (0, 16),
         "split_k_gemv": (True, False),
         "threads_per_block": (128, 256, 512, 1024),
+        "region_pieces": (0, 1, 1, 2, 3, 4, 5, 7, 8),
     }
     return {name: values[int(rng.integers(len(values)))] for name, values in choices.items() if rng.random() < 0.5}
 

@@ -47,12 +47,12 @@ def test_a_large_batch_needs_no_split_depth() -> None:
         ((4, 40, 64, 1), "gemv_t"),
         ((4, 1, 64, 3), "thin"),
         ((4, 40, 8, 40), "thin"),
-        ((4, 40, 64, 40), "tile"),
+        ((4, 40, 64, 40), "panel"),
     ],
 )
 def test_paths(sizes: tuple[int, int, int, int], path: str) -> None:
     assert plan(*sizes).path == path
-    if path == "tile":
+    if path == "panel":
         assert plan(*sizes, dtype="bfloat16").path == "tensor"
 
 

@@ -24,11 +24,18 @@ _FUNCTION = re.compile(r"^(?:__device__|extern \"C\" __global__|template)[^;{]*?
 _BLOCK_BARRIER = re.compile(r"__syncthreads\(\);")
 _GRID_BARRIER = re.compile(r"if \(!tk_grid_barrier\(barrier, (\d+)\)\) return;")
 
+_BODY = "__launch_bounds__: block barrier"
 REDUNDANT: Mapping[tuple[str, str], str] = {
-    ("mlp_block", "__launch_bounds__: block barrier 3"): "each thread of the loss reads the squares that it has written",
-    ("mlp_rows", "__launch_bounds__: block barrier 3"): "each thread of the loss reads the squares that it has written",
-    ("mlp_rows", "__launch_bounds__: block barrier 6"): "the piece's last part meets in the middle, after all reads",
-    ("mlp_rows", "tk_grid_barrier: block barrier 1"): "one block has just passed the barrier at the end of its last piece",
+    ("mlp_block", "tk_reduce_columns: block barrier 1"): "each thread writes where it alone has read the sums before",
+    ("mlp_block", f"{_BODY} 4"): "the product after it meets in the middle, before it stores",
+    ("mlp_rows", f"{_BODY} 3"): "each lane of the loss reads the square that it has written",
+    ("mlp_rows", f"{_BODY} 4"): "the lanes that have read the squares write there themselves",
+    ("mlp_rows", f"{_BODY} 6"): "a product has met in the middle, after everybody has read what the next piece fetches",
+    (
+        "mlp_rows",
+        "tk_grid_barrier: block barrier 1",
+    ): "one block has just passed the barrier at the end of its last piece",
+    ("loop", f"{_BODY} 3"): "what reads the carry does so after the first barrier of the next step",
 }
 """(sample, site) of barriers that may be removed unnoticed, and why they are there."""
 

@@ -45,8 +45,8 @@ _PARTIALS_ROOTS = ("product_partials", "reduce_partials", "scatter_partials")
 class TaskDraft:
     """A task while it is being formed.
 
-    ``inside`` says that it belongs to the region. ``accesses`` are its reads from memory; ``identity`` the buffers that it reads only at its own
-    element and only from members, so that it may overwrite them.
+    ``inside`` says that it belongs to the region. ``accesses`` are its reads from memory; ``identity``
+    the buffers that it reads only at its own element and only from members, so that it may overwrite them.
     """
 
     kind: str
@@ -208,9 +208,7 @@ def _operand_evaluations(item: Item, count: float, target: Target, options: Opti
 class _Former:
     """Goes through the operations in order, keeping the task and level of each stored value."""
 
-    def __init__(
-        self, program: Program, options: Options, may_inline: set[str], region: RegionPlan | None
-    ) -> None:
+    def __init__(self, program: Program, options: Options, may_inline: set[str], region: RegionPlan | None) -> None:
         self._program = program
         self._region = region
         self._options = options

@@ -20,7 +20,7 @@ from trainkernel.alignment import ROW
 from trainkernel.arithmetic import domain_of, kind_of, scale_of
 from trainkernel.ir import Item, Operation, Program, TensorSpec
 from trainkernel.options import Options
-from trainkernel.products import ReductionPlan, plan_product, plan_reduction, reduced_count
+from trainkernel.products import SCATTERS, ReductionPlan, plan_product, plan_reduction, reduced_count
 from trainkernel.regions import RegionPlan, is_block_product
 from trainkernel.target import Target
 
@@ -30,7 +30,7 @@ COMBINE_IN_ORDER = 32
 def lower(program: Program, target: Target, options: Options, region: RegionPlan | None) -> Program:
     """Replace operations whose work is split along the depth by their two phases; loop bodies stay as they are.
 
-    A product inside of the region gets the attribute ``pieces``.
+    A product or reduction inside of the region gets the attribute ``pieces``.
     """
     taken = {spec.buffer for spec in program.buffers()}
     items: list[Item] = []
@@ -53,8 +53,9 @@ def _lower_inside(item: Item, pieces: int, role: str, taken: set[str]) -> list[I
     """An operation of a block region."""
     assert isinstance(item, Operation)
     if role == ROW:
-        product = kind_of(item) == "product" and is_block_product(item)
-        return [replace(item, attrs={**item.attrs, "pieces": pieces})] if product else [item]
+        cut = kind_of(item) == "reduction" and item.op not in SCATTERS and item.tensor_inputs[0].num_elements
+        cut = cut or (kind_of(item) == "product" and is_block_product(item))
+        return [replace(item, attrs={**item.attrs, "pieces": pieces})] if cut else [item]
     if kind_of(item) == "product":
         partials = _partials_spec(item, pieces, taken)
         attrs = {"pieces": pieces}
@@ -108,9 +109,7 @@ def _lower_reduction(operation: Operation, plan: ReductionPlan, taken: set[str])
     return _two_phases(operation, plan.partials, {"chunk": plan.chunk}, plan.count, taken)
 
 
-def _two_phases(
-    operation: Operation, partials: int, attrs: dict[str, Any], count: int, taken: set[str]
-) -> list[Item]:
+def _two_phases(operation: Operation, partials: int, attrs: dict[str, Any], count: int, taken: set[str]) -> list[Item]:
     """A reduction of ``count`` elements by its partial results and theirs."""
     kind = "sum" if operation.op == "mean" else operation.op
     spec = _partials_spec(operation, partials, taken)

@@ -18,7 +18,18 @@ from typing import TypeAlias
 from trainkernel.dtypes import DTYPES
 from trainkernel.ir import Loop, ScalarSpec, TensorSpec
 from trainkernel.regions import Split
-from trainkernel.schedule import ArenaPlace, BlockRegion, Copy, InputPlace, LoopSchedule, OutputPlace, Schedule, SharedPlace, Stage, Task
+from trainkernel.schedule import (
+    ArenaPlace,
+    BlockRegion,
+    Copy,
+    InputPlace,
+    LoopSchedule,
+    OutputPlace,
+    Schedule,
+    SharedPlace,
+    Stage,
+    Task,
+)
 
 Scope: TypeAlias = str | None
 

@@ -30,6 +30,7 @@ MAX_THREAD_COUNT = 16
 MAX_SPLIT = 32
 MIN_COLUMN_PARTIALS = 1024
 MAX_PIECE_COUNT = 64
+MAX_WARP_COUNT = 128
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 THIN_CHUNK = 32
 # Costs behind the choice of tiles, microseconds, with 256 threads per block; measured on an H200.
@@ -67,8 +68,9 @@ class ProductPlan:
     ----------
     path : str
         ``"gemv"`` (one row, depth split over a block's threads), ``"gemv_t"`` (one column),
-        ``"thin"`` (one thread per output; all that are not float32), ``"tensor"`` (``mma.sync`` tiles), ``"tile"``
-        (float32 FMA tiles), ``"panel"`` (float32 tiles whose operands lie in shared memory over their whole depth), ``"block"`` (a piece of a block region: its operands lie in shared memory).
+        ``"thin"`` (one thread per output; all that are not float32), ``"tensor"`` (``mma.sync`` tiles),
+        ``"tile"`` (float32 FMA tiles), ``"panel"`` (float32 tiles whose operands lie in shared memory over
+        their whole depth), ``"block"`` (a piece of a block region: its operands lie in shared memory).
     m, n, k : int
         Product shape.
     tile_m, tile_n, tile_k : int
@@ -183,7 +185,17 @@ def _best_panels(
             for split in SPLITS:
                 chunk = k if split == 1 else ceil_div(ceil_div(k, split), 32) * 32
                 plan = ProductPlan(
-                    "panel", m, n, k, tile_m, tile_n, panel_depth(chunk), ceil_div(k, chunk), chunk, 4 * PANEL_PAD, batch
+                    "panel",
+                    m,
+                    n,
+                    k,
+                    tile_m,
+                    tile_n,
+                    panel_depth(chunk),
+                    ceil_div(k, chunk),
+                    chunk,
+                    4 * PANEL_PAD,
+                    batch,
                 )
                 if panel_bytes(plan, options.threads) > min(target.shared_bytes_per_block, MAX_PANEL_BYTES):
                     continue
@@ -394,7 +406,12 @@ def plan_reduction(operation: Operation, target: Target, options: Options) -> Re
     rows = prod(size for dim, size in enumerate(source.shape) if dim not in dims)
     by_columns = not _is_innermost(source, dims)
     if "pieces" in operation.attrs:
-        return _plan_piece(rows, count, operation.attrs["pieces"], options)
+        pieces = operation.attrs["pieces"]
+        if operation.op == "reduce_partials":
+            path = _path_of_piece(rows, count // pieces, by_columns, options)
+            return ReductionPlan(path, rows, count, pieces, count // pieces, _rows_together(path, options))
+        path = _path_of_piece(rows // pieces, count, by_columns, options)
+        return ReductionPlan(path, rows, count, 1, count, _rows_together(path, options))
     warps = options.threads // 32
     splittable = operation.op not in ("softmax_stats", "moments")
     if by_columns and rows >= 8:
@@ -417,14 +434,18 @@ def plan_reduction(operation: Operation, target: Target, options: Options) -> Re
     return ReductionPlan("block", rows, count, 1, count, 1)
 
 
-def _plan_piece(rows: int, count: int, pieces: int, options: Options) -> ReductionPlan:
-    """Partial results of one piece of a block region, whose operands are near."""
-    chunk = count // pieces
-    if rows >= 32 and chunk <= MAX_PIECE_COUNT:
-        return ReductionPlan("thread", rows, count, pieces, chunk, options.threads)
-    if rows >= 8:
-        return ReductionPlan("columns", rows, count, pieces, chunk, options.columns)
-    return ReductionPlan("block", rows, count, pieces, chunk, 1)
+def _path_of_piece(rows: int, count: int, by_columns: bool, options: Options) -> str:
+    """How a block reduces the rows of a piece, whose operands are near."""
+    if count <= MAX_THREAD_COUNT or (by_columns and count <= MAX_PIECE_COUNT and rows >= options.columns):
+        return "thread" if rows >= 8 else "warp"
+    if by_columns and rows >= 8:
+        return "columns"
+    return "warp" if count <= MAX_WARP_COUNT or rows >= options.threads // 32 else "block"
+
+
+def _rows_together(path: str, options: Options) -> int:
+    """Rows that a block reduces at the same time."""
+    return {"thread": options.threads, "warp": options.threads // 32, "columns": options.columns, "block": 1}[path]
 
 
 def reduced_count(operation: Operation) -> int:

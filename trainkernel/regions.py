@@ -21,13 +21,13 @@ from math import prod
 from trainkernel.access import AccessWalker
 from trainkernel.alignment import PARTIAL, ROW, accesses, is_aligned
 from trainkernel.arithmetic import domain_of, kind_of, scale_of
-from trainkernel.ir import Loop, Operation, Program, TensorSpec
+from trainkernel.ir import Operation, Program, TensorSpec
 from trainkernel.ops import OPS
 from trainkernel.options import Options
 from trainkernel.products import plan_product, product_cost_us
 from trainkernel.target import Target
 
-_MIN_PRODUCTS = 2
+_MIN_MEETINGS = 2
 _MAX_LABELS = 3
 _MAX_TRIALS = 12
 _MIN_TRIAL_FLOPS = 1_000_000
@@ -80,7 +80,7 @@ def plan_region(program: Program, target: Target, options: Options) -> RegionPla
     operations = [item for item in program.operations if isinstance(item, Operation) and _num_elements(item)]
     if asked == 0 or not operations:
         return None
-    if asked is None and sum(kind_of(operation) == "product" for operation in operations) < _MIN_PRODUCTS:
+    if asked is None and sum(kind_of(operation) != "pointwise" for operation in operations) < _MIN_MEETINGS:
         return None
     model = RegionCost(program, target, options)
     best_us = model.total_us(None) if asked is None else float("inf")
@@ -137,15 +137,17 @@ def _asked(label: int, pieces: int) -> list[int]:
 
 
 def _labels(program: Program, operations: list[Operation]) -> list[int]:
-    """One, and the leading sizes of inputs that most of the products' work has."""
-    sizes = {spec.shape[0] for spec in program.inputs if isinstance(spec, TensorSpec) and spec.ndim and spec.shape[0] > 1}
+    """One, and the leading sizes of inputs that most of the work has."""
+    sizes = {spec.shape[0] for spec in program.inputs if isinstance(spec, TensorSpec) and spec.ndim}
     work: dict[int, int] = {}
     for operation in operations:
-        if kind_of(operation) == "product":
-            leading = operation.outputs[0].shape[0]
-            if leading in sizes:
-                work[leading] = work.get(leading, 0) + _product_flops(operation)
-    ranked = sorted(work, key=lambda size: (-work[size], -size))
+        leading = operation.outputs[0].shape[:1]
+        if leading and leading[0] > 1 and leading[0] in sizes:
+            flops = _product_flops(operation) if kind_of(operation) == "product" else 0
+            if kind_of(operation) == "reduction":
+                flops = sum(spec.num_elements for spec in operation.tensor_inputs)
+            work[leading[0]] = work.get(leading[0], 0) + flops
+    ranked = sorted((size for size in work if work[size]), key=lambda size: (-work[size], -size))
     return [1, *ranked[:_MAX_LABELS]]
 
 
@@ -361,7 +363,7 @@ class RegionCost:
         return kept, streamed
 
     def _path_us(self, plan: RegionPlan | None) -> float:
-        """Time of the longest path through the operations on the whole grid, or of all their work where that is longer."""
+        """Time of the longest path through the operations on the whole grid, or of all their work if that is longer."""
         finished: dict[str, tuple[float, bool]] = {}
         work_us = 0.0
         for item in self._items:
@@ -411,5 +413,7 @@ def _stage_us(operation: Operation, target: Target, options: Options) -> float:
         evaluations = prod(operation.outputs[0].shape) * (OPS[operation.op].cost + 1)
         return evaluations / 4 / _BLOCK_EVALUATIONS_PER_US / target.num_sms
     if kind == "product":
-        return target.grid_barrier_us + product_cost_us(plan_product(operation, target, options), target, options.threads)
+        return target.grid_barrier_us + product_cost_us(
+            plan_product(operation, target, options), target, options.threads
+        )
     return target.grid_barrier_us + _GRID_PART_US

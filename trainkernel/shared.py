@@ -295,7 +295,10 @@ def block_barriers(region: RegionParts, layout: SharedLayout) -> tuple[bool, ...
 def _near(touches: _Touches) -> _Touches:
     """What lies in shared memory; the rows of the next piece lie elsewhere in device memory."""
     return _Touches(
-        *(frozenset(item for item in items if item[0] in ("shared", "scratch")) for items in (touches.reads, touches.writes))
+        *(
+            frozenset(item for item in items if item[0] in ("shared", "scratch"))
+            for items in (touches.reads, touches.writes)
+        )
     )
 
 
@@ -311,9 +314,7 @@ def _touches(region: RegionParts, number: int, layout: SharedLayout) -> _Touches
     if part.copy is not None:
         destination = part.copy.destination
         writes.add(_where(region, destination, layout) if isinstance(destination, str) else (str(destination), 0, 1))
-    if runs_whole(part):
-        writes.add(_SCRATCH)
-    elif isinstance(part.plan, ProductPlan) and _scratch_bytes(region, part):
+    if runs_whole(part) or (isinstance(part.plan, ProductPlan) and _scratch_bytes(region, part)):
         writes.add(_SCRATCH)
     return _Touches(frozenset(reads), frozenset(writes))
 

@@ -74,9 +74,7 @@ class _Walk:
         place = byte_range(frame.storage(name))
         return replace(place, split=region.split) if place is not None and name in region.aligned else place
 
-    def _all(
-        self, task: Task, reads: list[tuple[str, ByteRange | None]], writes: list[ByteRange | None]
-    ) -> None:
+    def _all(self, task: Task, reads: list[tuple[str, ByteRange | None]], writes: list[ByteRange | None]) -> None:
         own: list[_Touch] = []
         for name, place in reads:
             if place is not None:

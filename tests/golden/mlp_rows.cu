@@ -208,17 +208,17 @@ struct TkMax {
   static __device__ __forceinline__ float merge(float a, float b) { return tk_maximum(a, b); }
 };
 
-// Elements first, first + LANES, ... below end, in order; four loads in flight.
+// Elements first, first + LANES, ... below end, in order; eight loads in flight.
 template <class Op, int LANES, class Load>
 __device__ __forceinline__ typename Op::Value tk_reduce_lane(tk_index first, tk_index end, Load load) {
   typename Op::Value total = Op::identity();
 #pragma unroll 1
-  for (tk_index k = first; k < end; k += 4 * LANES) {
-    typename Op::Value values[4];
+  for (tk_index k = first; k < end; k += 8 * LANES) {
+    typename Op::Value values[8];
 #pragma unroll
-    for (int u = 0; u < 4; ++u) values[u] = k + u * LANES < end ? load(k + u * LANES) : Op::identity();
+    for (int u = 0; u < 8; ++u) values[u] = k + u * LANES < end ? load(k + u * LANES) : Op::identity();
 #pragma unroll
-    for (int u = 0; u < 4; ++u) total = Op::merge(total, values[u]);
+    for (int u = 0; u < 8; ++u) total = Op::merge(total, values[u]);
   }
   return total;
 }
@@ -252,19 +252,19 @@ __device__ __forceinline__ typename Op::Value tk_reduce_block(tk_index begin, tk
   return value;
 }
 
-// 32 neighbouring rows per block, one per lane; the warps share a row's elements. The first warp
-// gets the results, with EVERYONE all warps do.
-template <class Op, int THREADS, bool EVERYONE, class Load>
+// COLUMNS neighbouring rows per block, one per thread of its first ones; the other threads take further
+// elements of the same rows. The first COLUMNS threads get the results, with EVERYONE all do.
+template <class Op, int THREADS, int COLUMNS, bool EVERYONE, class Load>
 __device__ __forceinline__ typename Op::Value tk_reduce_columns(bool inside, tk_index begin, tk_index end, typename Op::Value* shared, Load load) {
-  constexpr int WARPS = THREADS / 32;
-  typename Op::Value value = inside ? tk_reduce_lane<Op, WARPS>(begin + threadIdx.x / 32, end, load) : Op::identity();
+  constexpr int PARTS = THREADS / COLUMNS;
+  typename Op::Value value = inside ? tk_reduce_lane<Op, PARTS>(begin + threadIdx.x / COLUMNS, end, load) : Op::identity();
   __syncthreads();  // shared is free: the piece before may still read it
   shared[threadIdx.x] = value;
   __syncthreads();
-  if (EVERYONE || threadIdx.x < 32) {
-    value = shared[threadIdx.x % 32];
+  if (EVERYONE || threadIdx.x < COLUMNS) {
+    value = shared[threadIdx.x % COLUMNS];
 #pragma unroll
-    for (int warp = 1; warp < WARPS; ++warp) value = Op::merge(value, shared[warp * 32 + threadIdx.x % 32]);
+    for (int part = 1; part < PARTS; ++part) value = Op::merge(value, shared[part * COLUMNS + threadIdx.x % COLUMNS]);
   }
   return value;
 }
@@ -281,8 +281,8 @@ __device__ __forceinline__ typename Op::Value tk_combine(Load load) {
   return total;
 }
 
-// A product inside of a block region: out[m, n] = sum over k of a[m, k] b[k, n] for M x N x K near the
-// block, in shared memory (or, where that is full, read in place).
+// A float32 product of operands near the block: out[m, n] = sum over k of a[m, k] b[k, n] for M x N x K in
+// shared memory (or, where that is full, read in place).
 //
 // Thread t is lane t % LANES_N along n, then one of GROUPS_M along m, then one of GROUPS_K along the
 // depth. A group adds up DEPTH steps of k in order by fused multiply-add, the groups' sums are added in
@@ -295,7 +295,8 @@ template <int OUTER, int STRIDE, bool ALONG_K, int STEP, int COUNT, int SPREAD>
 __device__ __forceinline__ void tk_block_read(float (&values)[STEP][COUNT], const float* from, int first, int k) {
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
-    const int outer = tk_min(first + i * SPREAD, OUTER - 1);  // beyond the end: any value, which nobody keeps
+    // Beyond the end: any value, which nobody keeps.
+    const int outer = OUTER % (COUNT * SPREAD) == 0 ? first + i * SPREAD : tk_min(first + i * SPREAD, OUTER - 1);
     if constexpr (ALONG_K && STEP == 4) {
       const float4 four = *(const float4*)(from + outer * STRIDE + k);
       values[0][i] = four.x;
@@ -309,11 +310,14 @@ __device__ __forceinline__ void tk_block_read(float (&values)[STEP][COUNT], cons
   }
 }
 
-// finish(m, n, sum) gets every sum once: from registers if DIRECT and there is one group along the depth, else
-// by way of `sums` (GROUPS_K * M * N floats), so that all threads share the epilogue's work.
+// The epilogue gets every sum inside `rows` x `columns` once: compute(row, column, sum, results) and, after a
+// batch of them so that their loads overlap, write(row, column, results). With DIRECT and one group along the
+// depth it works on registers, else by way of `sums` (GROUPS_K * M * N floats), so that all threads share it. WHOLE
+// promises that nothing lies outside.
 template <int M, int N, int K, int THREADS, int LANES_N, int GROUPS_M, int GROUPS_K, int MICRO_M, int MICRO_N, int DEPTH, int STEP,
-          int STRIDE_A, bool A_ALONG_K, int STRIDE_B, bool B_ALONG_K, bool DIRECT, class Finish>
-__device__ __forceinline__ void tk_block_product(const float* a, const float* b, float* sums, Finish finish) {
+          int STRIDE_A, bool A_ALONG_K, int STRIDE_B, bool B_ALONG_K, bool DIRECT, int BATCH, bool WHOLE, class Results, class Compute, class Write>
+__device__ __forceinline__ void tk_block_product(const float* a, const float* b, float* sums, int rows, int columns,
+                                                 Compute compute, Write write) {
   static_assert(LANES_N * GROUPS_M * GROUPS_K <= THREADS && (GROUPS_K - 1) * DEPTH < K && GROUPS_K * DEPTH >= K, "threads");
   static_assert(STEP == 1 || (K % STEP == 0 && DEPTH % STEP == 0), "whole steps");
   const int lane = (int)threadIdx.x % LANES_N, group_m = (int)threadIdx.x / LANES_N % GROUPS_M;
@@ -328,25 +332,30 @@ __device__ __forceinline__ void tk_block_product(const float* a, const float* b,
         float total[MICRO_M][MICRO_N] = {};
 #pragma unroll 2
         for (int k = k_begin; k < k_end; k += STEP) {
-          float rows[STEP][MICRO_M], columns[STEP][MICRO_N];
-          tk_block_read<M, STRIDE_A, A_ALONG_K, STEP, MICRO_M, 1>(rows, a, m, k);
-          tk_block_read<N, STRIDE_B, B_ALONG_K, STEP, MICRO_N, LANES_N>(columns, b, n, k);
+          float values_a[STEP][MICRO_M], values_b[STEP][MICRO_N];
+          tk_block_read<M, STRIDE_A, A_ALONG_K, STEP, MICRO_M, 1>(values_a, a, m, k);
+          tk_block_read<N, STRIDE_B, B_ALONG_K, STEP, MICRO_N, LANES_N>(values_b, b, n, k);
 #pragma unroll
           for (int u = 0; u < STEP; ++u)
 #pragma unroll
             for (int i = 0; i < MICRO_M; ++i)
 #pragma unroll
-              for (int j = 0; j < MICRO_N; ++j) total[i][j] = __fmaf_rn(rows[u][i], columns[u][j], total[i][j]);
+              for (int j = 0; j < MICRO_N; ++j) total[i][j] = __fmaf_rn(values_a[u][i], values_b[u][j], total[i][j]);
         }
 #pragma unroll
         for (int i = 0; i < MICRO_M; ++i)
 #pragma unroll
           for (int j = 0; j < MICRO_N; ++j) {
-            if (m + i >= M || n + j * LANES_N >= N) continue;
-            if constexpr (STORE)
-              finish(m + i, n + j * LANES_N, total[i][j]);
-            else
-              sums[(group_k * M + m + i) * N + n + j * LANES_N] = total[i][j];
+            const int row = m + i, column = n + j * LANES_N;
+            if constexpr (STORE) {
+              if (row < rows && column < columns) {
+                Results results;
+                compute(row, column, total[i][j], results);
+                write(row, column, results);
+              }
+            } else {
+              if (row < M && column < N) sums[(group_k * M + row) * N + column] = total[i][j];
+            }
           }
       }
     }
@@ -354,11 +363,25 @@ __device__ __forceinline__ void tk_block_product(const float* a, const float* b,
   if constexpr (!STORE) {
     __syncthreads();  // the groups' sums are complete
 #pragma unroll 1
-    for (int e = (int)threadIdx.x; e < M * N; e += THREADS) {
-      float total = sums[e];
+    for (int first = (int)threadIdx.x; first < M * N; first += BATCH * THREADS) {
+      Results results[BATCH];
 #pragma unroll
-      for (int group = 1; group < GROUPS_K; ++group) total = __fadd_rn(total, sums[group * M * N + e]);
-      finish(e / N, e % N, total);
+      for (int u = 0; u < BATCH; ++u) {
+        int e = first + u * THREADS;
+        if constexpr (WHOLE)
+          e = e < M * N ? e : first;  // again the thread's own: no branch between the loads
+        else if (e >= M * N || e / N >= rows || e % N >= columns)
+          continue;
+        float total = sums[e];
+#pragma unroll
+        for (int group = 1; group < GROUPS_K; ++group) total = __fadd_rn(total, sums[group * M * N + e]);
+        compute(e / N, e % N, total, results[u]);
+      }
+#pragma unroll
+      for (int u = 0; u < BATCH; ++u) {
+        const int e = first + u * THREADS;
+        if (e < M * N && (WHOLE || (e / N < rows && e % N < columns))) write(e / N, e % N, results[u]);
+      }
     }
   }
 }
@@ -454,17 +477,22 @@ __device__ __forceinline__ void task_0_slope(const TkParams& p, int piece, unsig
   const float* b_b0 = (const float*)(slabs + 2560);
   float* w_h = (float*)(slabs + 0) + (long long)piece * -165;
   float* w_slope = (float*)(slabs + 768) + (long long)piece * -165;
-  auto finish = [&](int row, int column, float sum) {
+  auto compute = [&](int row, int column, float sum, float (&results)[2]) {
     const tk_index m = piece * 5 + row, n = column;
     const float v_b0 = b_b0[n];
     const float v_z0 = __fadd_rn(sum, v_b0);
     const float v_h = tanhf(v_z0);
     const float v_h_squared = __fmul_rn(v_h, v_h);
     const float v_slope = __fsub_rn(1.0f, v_h_squared);
-    w_h[m * 33 + n] = v_h;
-    w_slope[m * 33 + n] = v_slope;
+    results[0] = v_h;
+    results[1] = v_slope;
   };
-  tk_block_product<5, 33, 20, 256, 32, 1, 3, 8, 2, 8, 4, 24, true, 40, false, false>((const float*)(slabs + 2816), (const float*)(slabs + 4480), (float*)(shared + 0), finish);
+  auto write = [&](int row, int column, const float (&results)[2]) {
+    const tk_index m = piece * 5 + row, n = column;
+    w_h[m * 33 + n] = results[0];
+    w_slope[m * 33 + n] = results[1];
+  };
+  tk_block_product<5, 33, 20, 512, 32, 2, 5, 4, 2, 4, 4, 24, true, 40, false, false, 1, true, float[2]>((const float*)(slabs + 2816), (const float*)(slabs + 4480), (float*)(shared + 0), 5, 33, compute, write);
 }
 
 // Task 1, stage 0: product grad: stores squares, grad; epilogue difference, squares, grad; inlines difference; 8 pieces; block 40x2x33 tile 5x2x33
@@ -478,7 +506,7 @@ __device__ __forceinline__ void task_1_grad(const TkParams& p, int piece, unsign
   const float* b_y = (const float*)(slabs + 1792) + (long long)piece * -10;
   float* w_squares = (float*)(slabs + 1664) + (long long)piece * -10;
   float* w_grad = (float*)(slabs + 1536) + (long long)piece * -10;
-  auto finish = [&](int row, int column, float sum) {
+  auto compute = [&](int row, int column, float sum, float (&results)[2]) {
     const tk_index m = piece * 5 + row, n = column;
     const float v_b1 = b_b1[n];
     const float v_z1 = __fadd_rn(sum, v_b1);
@@ -486,44 +514,56 @@ __device__ __forceinline__ void task_1_grad(const TkParams& p, int piece, unsign
     const float v_difference = __fsub_rn(v_z1, v_y);
     const float v_squares = __fmul_rn(v_difference, v_difference);
     const float v_grad = __fmul_rn(v_difference, 0.025f);
-    w_squares[m * 2 + n] = v_squares;
-    w_grad[m * 2 + n] = v_grad;
+    results[0] = v_squares;
+    results[1] = v_grad;
   };
-  tk_block_product<5, 2, 33, 256, 2, 5, 5, 1, 1, 8, 1, 33, true, 8, false, false>(b_h + piece * 165, (const float*)(slabs + 3328), (float*)(shared + 0), finish);
+  auto write = [&](int row, int column, const float (&results)[2]) {
+    const tk_index m = piece * 5 + row, n = column;
+    w_squares[m * 2 + n] = results[0];
+    w_grad[m * 2 + n] = results[1];
+  };
+  tk_block_product<5, 2, 33, 512, 2, 5, 9, 1, 1, 4, 1, 33, true, 8, false, false, 1, true, float[2]>(b_h + piece * 165, (const float*)(slabs + 3328), (float*)(shared + 0), 5, 2, compute, write);
 }
 
-// Task 2, stage 0: reduction loss_partials: stores loss_partials; 8 pieces; block per row, 1 rows of 80, 8 partials of 10
+// Task 2, stage 0: reduction loss_partials: stores loss_partials; 8 pieces; warp per row, 1 rows of 80, 8 partials of 10
 //   loss_partials: f32[8] = reduce_partials squares dims=None pieces=8 reduce='sum'
-__device__ __forceinline__ void task_2_loss_partials(const TkParams& p, int piece, unsigned char* slabs, unsigned char* shared) {
+__device__ __forceinline__ void task_2_loss_partials(const TkParams& p, int piece, unsigned char* slabs) {
   const float* b_squares = (const float*)(slabs + 1664) + (long long)piece * -10;
   float* w_loss_partials = (float*)(p.workspace + 256);
   const tk_index begin = (tk_index)piece * 10, end = begin + 10;
   const tk_index row = 0;
+  const tk_index own_row = row + threadIdx.x / 32, r = own_row;
   auto load = [&](tk_index k) -> float {
     const float v_squares = b_squares[k];
     return v_squares;
   };
-  const float v_loss_partials = tk_reduce_block<TkSum, 256, false>(begin, end, (float*)shared, load);
-  if (threadIdx.x == 0) {
-    w_loss_partials[piece] = v_loss_partials;
+  if (own_row < 1) {
+    const float v_loss_partials = tk_reduce_warp<TkSum>(begin, end, load);
+    if (threadIdx.x % 32 == 0) {
+      w_loss_partials[piece] = v_loss_partials;
+    }
   }
 }
 
 // Task 3, stage 0: product grad_z0: stores grad_z0; epilogue grad_z0; 8 pieces; block 40x33x2 tile 5x33x2
 //   back: f32[40,33] = mm grad w1[2,33:1,2] pieces=8
 //   grad_z0: f32[40,33] = mul back slope
-__device__ __forceinline__ void task_3_grad_z0(const TkParams& p, int piece, unsigned char* slabs, unsigned char* shared) {
+__device__ __forceinline__ void task_3_grad_z0(const TkParams& p, int piece, unsigned char* slabs) {
   const float* b_grad = (const float*)(slabs + 1536) + (long long)piece * -10;
   const float* b_slope = (const float*)(slabs + 768) + (long long)piece * -165;
   float* w_grad_z0 = (float*)(slabs + 1664) + (long long)piece * -165;
-  auto finish = [&](int row, int column, float sum) {
+  auto compute = [&](int row, int column, float sum, float (&results)[1]) {
     const tk_index m = piece * 5 + row, n = column;
     const float v_back = sum;
     const float v_slope = b_slope[m * 33 + n];
     const float v_grad_z0 = __fmul_rn(v_back, v_slope);
-    w_grad_z0[m * 33 + n] = v_grad_z0;
+    results[0] = v_grad_z0;
   };
-  tk_block_product<5, 33, 2, 256, 32, 3, 1, 2, 2, 4, 1, 2, true, 8, true, false>(b_grad + piece * 10, (const float*)(slabs + 3328), (float*)(shared + 0), finish);
+  auto write = [&](int row, int column, const float (&results)[1]) {
+    const tk_index m = piece * 5 + row, n = column;
+    w_grad_z0[m * 33 + n] = results[0];
+  };
+  tk_block_product<5, 33, 2, 512, 32, 5, 1, 1, 2, 4, 1, 2, true, 8, true, true, 1, true, float[1]>(b_grad + piece * 10, (const float*)(slabs + 3328), nullptr, 5, 33, compute, write);
 }
 
 // Task 4, stage 0: product grad_w0_partials: stores grad_w0_partials; 8 pieces; block 20x33x40 tile 20x33x5, depth split 8 x 5
@@ -531,12 +571,16 @@ __device__ __forceinline__ void task_3_grad_z0(const TkParams& p, int piece, uns
 __device__ __forceinline__ void task_4_grad_w0_partials(const TkParams& p, int piece, unsigned char* slabs) {
   const float* b_grad_z0 = (const float*)(slabs + 1664) + (long long)piece * -165;
   float* w_grad_w0_partials = (float*)(p.workspace + 512);
-  auto finish = [&](int row, int column, float sum) {
+  auto compute = [&](int row, int column, float sum, float (&results)[1]) {
     const tk_index m = row, n = column;
     const float v_grad_w0_partials = sum;
-    w_grad_w0_partials[piece * 660 + m * 33 + n] = v_grad_w0_partials;
+    results[0] = v_grad_w0_partials;
   };
-  tk_block_product<20, 33, 5, 256, 32, 5, 1, 4, 2, 8, 1, 24, false, 33, false, true>((const float*)(slabs + 2816), b_grad_z0 + piece * 165, nullptr, finish);
+  auto write = [&](int row, int column, const float (&results)[1]) {
+    const tk_index m = row, n = column;
+    w_grad_w0_partials[piece * 660 + m * 33 + n] = results[0];
+  };
+  tk_block_product<20, 33, 5, 512, 32, 10, 1, 2, 2, 8, 1, 24, false, 33, false, true, 1, true, float[1]>((const float*)(slabs + 2816), b_grad_z0 + piece * 165, nullptr, 20, 33, compute, write);
 }
 
 // Task 5, stage 0: reduction grad_b0_partials: stores grad_b0_partials; 8 pieces; thread per row, 33 rows of 40, 8 partials of 5
@@ -559,33 +603,37 @@ __device__ __forceinline__ void task_5_grad_b0_partials(const TkParams& p, int p
 
 // Task 6, stage 0: product grad_w1_partials: stores grad_w1_partials; 8 pieces; block 33x2x40 tile 33x2x5, depth split 8 x 5
 //   grad_w1_partials: f32[8,33,2] = product_partials h[33,40:1,33] grad pieces=8
-__device__ __forceinline__ void task_6_grad_w1_partials(const TkParams& p, int piece, unsigned char* slabs) {
+__device__ __forceinline__ void task_6_grad_w1_partials(const TkParams& p, int piece, unsigned char* slabs, unsigned char* shared) {
   const float* b_h = (const float*)(slabs + 0) + (long long)piece * -165;
   const float* b_grad = (const float*)(slabs + 1536) + (long long)piece * -10;
   float* w_grad_w1_partials = (float*)(p.workspace + 23040);
-  auto finish = [&](int row, int column, float sum) {
+  auto compute = [&](int row, int column, float sum, float (&results)[1]) {
     const tk_index m = row, n = column;
     const float v_grad_w1_partials = sum;
-    w_grad_w1_partials[piece * 66 + m * 2 + n] = v_grad_w1_partials;
+    results[0] = v_grad_w1_partials;
   };
-  tk_block_product<33, 2, 5, 256, 2, 33, 1, 1, 1, 8, 1, 33, false, 2, false, true>(b_h + piece * 165, b_grad + piece * 10, nullptr, finish);
+  auto write = [&](int row, int column, const float (&results)[1]) {
+    const tk_index m = row, n = column;
+    w_grad_w1_partials[piece * 66 + m * 2 + n] = results[0];
+  };
+  tk_block_product<33, 2, 5, 512, 2, 33, 2, 1, 1, 4, 1, 33, false, 2, false, false, 1, true, float[1]>(b_h + piece * 165, b_grad + piece * 10, (float*)(shared + 0), 33, 2, compute, write);
 }
 
-// Task 7, stage 0: reduction grad_b1_partials: stores grad_b1_partials; 16 pieces; block per row, 2 rows of 40, 8 partials of 5
+// Task 7, stage 0: reduction grad_b1_partials: stores grad_b1_partials; 8 pieces; warp per row, 2 rows of 40, 8 partials of 5
 //   grad_b1_partials: f32[8,2] = reduce_partials grad dims=(0,) pieces=8 reduce='sum'
-__device__ __forceinline__ void task_7_grad_b1_partials(const TkParams& p, int piece, unsigned char* slabs, unsigned char* shared) {
+__device__ __forceinline__ void task_7_grad_b1_partials(const TkParams& p, int piece, unsigned char* slabs) {
   const float* b_grad = (const float*)(slabs + 1536) + (long long)piece * -10;
   float* w_grad_b1_partials = (float*)(p.workspace + 25344);
   const tk_index begin = (tk_index)piece * 5, end = begin + 5;
-  #pragma unroll 1
-  for (tk_index row = 0; row < 2; row += 1) {
-    const tk_index r = row;
-    auto load = [&](tk_index k) -> float {
-      const float v_grad = b_grad[k * 2 + r];
-      return v_grad;
-    };
-    const float v_grad_b1_partials = tk_reduce_block<TkSum, 256, false>(begin, end, (float*)shared, load);
-    if (threadIdx.x == 0) {
+  const tk_index row = 0;
+  const tk_index own_row = row + threadIdx.x / 32, r = own_row;
+  auto load = [&](tk_index k) -> float {
+    const float v_grad = b_grad[k * 2 + r];
+    return v_grad;
+  };
+  if (own_row < 2) {
+    const float v_grad_b1_partials = tk_reduce_warp<TkSum>(begin, end, load);
+    if (threadIdx.x % 32 == 0) {
       w_grad_b1_partials[piece * 2 + r] = v_grad_b1_partials;
     }
   }
@@ -596,21 +644,21 @@ __device__ __forceinline__ void task_7_grad_b1_partials(const TkParams& p, int p
 __device__ __forceinline__ void task_8_loss(const TkParams& p, int piece) {
   const float* b_loss_partials = (const float*)(p.workspace + 256);
   float* w_loss = (float*)(p.out_0);
-  const tk_index i = (tk_index)piece * 256 + (tk_index)threadIdx.x;
+  const tk_index i = (tk_index)piece * 512 + (tk_index)threadIdx.x;
   if (i < 1) {
     const float v_loss = __fdiv_rn(tk_combine<TkSum, 8>([&](int s) { return b_loss_partials[s]; }), 80.0f);
     w_loss[0] = v_loss;
   }
 }
 
-// Task 9, stage 1: pointwise w0_next: stores w0_next; 3 pieces
+// Task 9, stage 1: pointwise w0_next: stores w0_next; 2 pieces
 //   w0_next: f32[20,33] = sub w0 mul
 __device__ __forceinline__ void task_9_w0_next(const TkParams& p, int piece) {
   const float* b_w0 = (const float*)(p.in_w0);
   const float* b_grad_w0_partials = (const float*)(p.workspace + 512);
   float* w_w0_next = (float*)(p.in_w0);
   const float v_rate = p.scalar_rate;
-  const tk_index i = (tk_index)piece * 256 + (tk_index)threadIdx.x;
+  const tk_index i = (tk_index)piece * 512 + (tk_index)threadIdx.x;
   if (i < 660) {
     const float v_w0 = b_w0[i];
     const float v_grad_w0 = tk_combine<TkSum, 8>([&](int s) { return b_grad_w0_partials[s * 660 + i]; });
@@ -627,7 +675,7 @@ __device__ __forceinline__ void task_10_b0_next(const TkParams& p, int piece) {
   const float* b_grad_b0_partials = (const float*)(p.workspace + 21760);
   float* w_b0_next = (float*)(p.in_b0);
   const float v_rate = p.scalar_rate;
-  const tk_index i = (tk_index)piece * 256 + (tk_index)threadIdx.x;
+  const tk_index i = (tk_index)piece * 512 + (tk_index)threadIdx.x;
   if (i < 33) {
     const float v_b0 = b_b0[i];
     const float v_grad_b0 = tk_combine<TkSum, 8>([&](int s) { return b_grad_b0_partials[s * 33 + i]; });
@@ -644,7 +692,7 @@ __device__ __forceinline__ void task_11_w1_next(const TkParams& p, int piece) {
   const float* b_grad_w1_partials = (const float*)(p.workspace + 23040);
   float* w_w1_next = (float*)(p.in_w1);
   const float v_rate = p.scalar_rate;
-  const tk_index i = (tk_index)piece * 256 + (tk_index)threadIdx.x;
+  const tk_index i = (tk_index)piece * 512 + (tk_index)threadIdx.x;
   if (i < 66) {
     const float v_w1 = b_w1[i];
     const float v_grad_w1 = tk_combine<TkSum, 8>([&](int s) { return b_grad_w1_partials[s * 66 + i]; });
@@ -661,7 +709,7 @@ __device__ __forceinline__ void task_12_b1_next(const TkParams& p, int piece) {
   const float* b_grad_b1_partials = (const float*)(p.workspace + 25344);
   float* w_b1_next = (float*)(p.in_b1);
   const float v_rate = p.scalar_rate;
-  const tk_index i = (tk_index)piece * 256 + (tk_index)threadIdx.x;
+  const tk_index i = (tk_index)piece * 512 + (tk_index)threadIdx.x;
   if (i < 2) {
     const float v_b1 = b_b1[i];
     const float v_grad_b1 = tk_combine<TkSum, 8>([&](int s) { return b_grad_b1_partials[s * 2 + i]; });
@@ -675,7 +723,7 @@ __device__ __forceinline__ void task_12_b1_next(const TkParams& p, int piece) {
 #define TRAINKERNEL_ENTRY trainkernel_step
 #endif
 
-extern "C" __global__ void __launch_bounds__(256, 1)
+extern "C" __global__ void __launch_bounds__(512, 1)
 TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
   TkBarrier barrier = tk_barrier_init(p.workspace, p.barrier_timeout_ns);
   TK_DYNAMIC_SHARED(shared);
@@ -683,12 +731,12 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
   // Stage 0: region of 8 pieces of 5 rows, 8 parts
   if (blockIdx.x < 8) {
     TK_TASK(0, 0);
-    tk_fetch<5, 256>(tk_copies_0_common_0, (void* const*)&p + 2, p.workspace, shared, 0, 0);
+    tk_fetch<5, 512>(tk_copies_0_common_0, (void* const*)&p + 2, p.workspace, shared, 0, 0);
   }
 #pragma unroll 1
   for (int piece = blockIdx.x; piece < 8; piece += gridDim.x) {
     TK_TASK(0, 0);
-    tk_fetch<2, 256>(tk_copies_0_piece_0, (void* const*)&p + 2, p.workspace, shared, piece, 0);
+    tk_fetch<2, 512>(tk_copies_0_piece_0, (void* const*)&p + 2, p.workspace, shared, piece, 0);
     tk_cp_async_commit();
     tk_cp_async_wait<0>();
     __syncthreads();
@@ -699,19 +747,19 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
     task_1_grad(p, piece, shared, shared + 7680);
     __syncthreads();
     TK_TASK(0, 2);
-    task_2_loss_partials(p, piece, shared, shared + 7680);
+    task_2_loss_partials(p, piece, shared);
     __syncthreads();
     TK_TASK(0, 3);
-    task_3_grad_z0(p, piece, shared, shared + 7680);
+    task_3_grad_z0(p, piece, shared);
     __syncthreads();
     TK_TASK(0, 4);
     task_4_grad_w0_partials(p, piece, shared);
     TK_TASK(0, 5);
     task_5_grad_b0_partials(p, piece, shared);
     TK_TASK(0, 6);
-    task_6_grad_w1_partials(p, piece, shared);
+    task_6_grad_w1_partials(p, piece, shared, shared + 7680);
     TK_TASK(0, 7);
-    task_7_grad_b1_partials(p, piece, shared, shared + 7680);
+    task_7_grad_b1_partials(p, piece, shared);
     __syncthreads();  // the next piece takes the same shared memory
   }
   if (!tk_grid_barrier(barrier, 1)) return;
@@ -723,22 +771,22 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
     task_8_loss(p, piece);
   }
 #pragma unroll 1
-  for (int piece = tk_first_piece(1); piece < 3; piece += gridDim.x) {
+  for (int piece = tk_first_piece(1); piece < 2; piece += gridDim.x) {
     TK_TASK(1, 9);
     task_9_w0_next(p, piece);
   }
 #pragma unroll 1
-  for (int piece = tk_first_piece(4); piece < 1; piece += gridDim.x) {
+  for (int piece = tk_first_piece(3); piece < 1; piece += gridDim.x) {
     TK_TASK(1, 10);
     task_10_b0_next(p, piece);
   }
 #pragma unroll 1
-  for (int piece = tk_first_piece(5); piece < 1; piece += gridDim.x) {
+  for (int piece = tk_first_piece(4); piece < 1; piece += gridDim.x) {
     TK_TASK(1, 11);
     task_11_w1_next(p, piece);
   }
 #pragma unroll 1
-  for (int piece = tk_first_piece(6); piece < 1; piece += gridDim.x) {
+  for (int piece = tk_first_piece(5); piece < 1; piece += gridDim.x) {
     TK_TASK(1, 12);
     task_12_b1_next(p, piece);
   }
@@ -885,8 +933,8 @@ int TK_HOST(destroy)(TK_HOST(handle) * handle);
 #define TK_HOST_NUM_STAGES 2
 #define TK_HOST_PARAMS_BYTES 80
 #define TK_HOST_USES_TENSOR_TABLE 0
-#define TK_HOST_THREADS_PER_BLOCK 256
-#define TK_HOST_SHARED_BYTES 9660
+#define TK_HOST_THREADS_PER_BLOCK 512
+#define TK_HOST_SHARED_BYTES 10980
 #define TK_HOST_WORKSPACE_BYTES 25600ull
 #define TK_HOST_HEADER_BYTES 256
 #define TK_HOST_BLOCKS_PER_SM 1

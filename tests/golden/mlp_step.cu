@@ -208,17 +208,17 @@ struct TkMax {
   static __device__ __forceinline__ float merge(float a, float b) { return tk_maximum(a, b); }
 };
 
-// Elements first, first + LANES, ... below end, in order; four loads in flight.
+// Elements first, first + LANES, ... below end, in order; eight loads in flight.
 template <class Op, int LANES, class Load>
 __device__ __forceinline__ typename Op::Value tk_reduce_lane(tk_index first, tk_index end, Load load) {
   typename Op::Value total = Op::identity();
 #pragma unroll 1
-  for (tk_index k = first; k < end; k += 4 * LANES) {
-    typename Op::Value values[4];
+  for (tk_index k = first; k < end; k += 8 * LANES) {
+    typename Op::Value values[8];
 #pragma unroll
-    for (int u = 0; u < 4; ++u) values[u] = k + u * LANES < end ? load(k + u * LANES) : Op::identity();
+    for (int u = 0; u < 8; ++u) values[u] = k + u * LANES < end ? load(k + u * LANES) : Op::identity();
 #pragma unroll
-    for (int u = 0; u < 4; ++u) total = Op::merge(total, values[u]);
+    for (int u = 0; u < 8; ++u) total = Op::merge(total, values[u]);
   }
   return total;
 }
@@ -252,19 +252,19 @@ __device__ __forceinline__ typename Op::Value tk_reduce_block(tk_index begin, tk
   return value;
 }
 
-// 32 neighbouring rows per block, one per lane; the warps share a row's elements. The first warp
-// gets the results, with EVERYONE all warps do.
-template <class Op, int THREADS, bool EVERYONE, class Load>
+// COLUMNS neighbouring rows per block, one per thread of its first ones; the other threads take further
+// elements of the same rows. The first COLUMNS threads get the results, with EVERYONE all do.
+template <class Op, int THREADS, int COLUMNS, bool EVERYONE, class Load>
 __device__ __forceinline__ typename Op::Value tk_reduce_columns(bool inside, tk_index begin, tk_index end, typename Op::Value* shared, Load load) {
-  constexpr int WARPS = THREADS / 32;
-  typename Op::Value value = inside ? tk_reduce_lane<Op, WARPS>(begin + threadIdx.x / 32, end, load) : Op::identity();
+  constexpr int PARTS = THREADS / COLUMNS;
+  typename Op::Value value = inside ? tk_reduce_lane<Op, PARTS>(begin + threadIdx.x / COLUMNS, end, load) : Op::identity();
   __syncthreads();  // shared is free: the piece before may still read it
   shared[threadIdx.x] = value;
   __syncthreads();
-  if (EVERYONE || threadIdx.x < 32) {
-    value = shared[threadIdx.x % 32];
+  if (EVERYONE || threadIdx.x < COLUMNS) {
+    value = shared[threadIdx.x % COLUMNS];
 #pragma unroll
-    for (int warp = 1; warp < WARPS; ++warp) value = Op::merge(value, shared[warp * 32 + threadIdx.x % 32]);
+    for (int part = 1; part < PARTS; ++part) value = Op::merge(value, shared[part * COLUMNS + threadIdx.x % COLUMNS]);
   }
   return value;
 }
@@ -549,6 +549,121 @@ __device__ __forceinline__ const float* tk_tile_sums(tk_index m0, tk_index n0, t
   return finished;
 }
 
+// A float32 product of operands near the block: out[m, n] = sum over k of a[m, k] b[k, n] for M x N x K in
+// shared memory (or, where that is full, read in place).
+//
+// Thread t is lane t % LANES_N along n, then one of GROUPS_M along m, then one of GROUPS_K along the
+// depth. A group adds up DEPTH steps of k in order by fused multiply-add, the groups' sums are added in
+// order: the order is fixed by the sizes alone. A thread owns MICRO_M neighbouring rows and MICRO_N
+// columns LANES_N apart, so that a warp reads b without bank conflicts and a at one place. Element
+// (outer, k) of an operand is at outer * STRIDE + k along the depth, else at k * STRIDE + outer. STEP 4
+// reads four steps of k at once and asks for 16-byte aligned rows and a K that 4 divides.
+
+template <int OUTER, int STRIDE, bool ALONG_K, int STEP, int COUNT, int SPREAD>
+__device__ __forceinline__ void tk_block_read(float (&values)[STEP][COUNT], const float* from, int first, int k) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    // Beyond the end: any value, which nobody keeps.
+    const int outer = OUTER % (COUNT * SPREAD) == 0 ? first + i * SPREAD : tk_min(first + i * SPREAD, OUTER - 1);
+    if constexpr (ALONG_K && STEP == 4) {
+      const float4 four = *(const float4*)(from + outer * STRIDE + k);
+      values[0][i] = four.x;
+      values[1][i] = four.y;
+      values[2][i] = four.z;
+      values[3][i] = four.w;
+    } else {
+#pragma unroll
+      for (int u = 0; u < STEP; ++u) values[u][i] = from[ALONG_K ? outer * STRIDE + k + u : (k + u) * STRIDE + outer];
+    }
+  }
+}
+
+// The epilogue gets every sum inside `rows` x `columns` once: compute(row, column, sum, results) and, after a
+// batch of them so that their loads overlap, write(row, column, results). With DIRECT and one group along the
+// depth it works on registers, else by way of `sums` (GROUPS_K * M * N floats), so that all threads share it. WHOLE
+// promises that nothing lies outside.
+template <int M, int N, int K, int THREADS, int LANES_N, int GROUPS_M, int GROUPS_K, int MICRO_M, int MICRO_N, int DEPTH, int STEP,
+          int STRIDE_A, bool A_ALONG_K, int STRIDE_B, bool B_ALONG_K, bool DIRECT, int BATCH, bool WHOLE, class Results, class Compute, class Write>
+__device__ __forceinline__ void tk_block_product(const float* a, const float* b, float* sums, int rows, int columns,
+                                                 Compute compute, Write write) {
+  static_assert(LANES_N * GROUPS_M * GROUPS_K <= THREADS && (GROUPS_K - 1) * DEPTH < K && GROUPS_K * DEPTH >= K, "threads");
+  static_assert(STEP == 1 || (K % STEP == 0 && DEPTH % STEP == 0), "whole steps");
+  const int lane = (int)threadIdx.x % LANES_N, group_m = (int)threadIdx.x / LANES_N % GROUPS_M;
+  const int group_k = (int)threadIdx.x / (LANES_N * GROUPS_M);
+  constexpr bool STORE = DIRECT && GROUPS_K == 1;
+  if (group_k < GROUPS_K) {
+    const int k_begin = group_k * DEPTH, k_end = tk_min(k_begin + DEPTH, K);
+#pragma unroll 1
+    for (int m = group_m * MICRO_M; m < M; m += GROUPS_M * MICRO_M) {
+#pragma unroll 1
+      for (int n = lane; n < N; n += LANES_N * MICRO_N) {
+        float total[MICRO_M][MICRO_N] = {};
+#pragma unroll 2
+        for (int k = k_begin; k < k_end; k += STEP) {
+          float values_a[STEP][MICRO_M], values_b[STEP][MICRO_N];
+          tk_block_read<M, STRIDE_A, A_ALONG_K, STEP, MICRO_M, 1>(values_a, a, m, k);
+          tk_block_read<N, STRIDE_B, B_ALONG_K, STEP, MICRO_N, LANES_N>(values_b, b, n, k);
+#pragma unroll
+          for (int u = 0; u < STEP; ++u)
+#pragma unroll
+            for (int i = 0; i < MICRO_M; ++i)
+#pragma unroll
+              for (int j = 0; j < MICRO_N; ++j) total[i][j] = __fmaf_rn(values_a[u][i], values_b[u][j], total[i][j]);
+        }
+#pragma unroll
+        for (int i = 0; i < MICRO_M; ++i)
+#pragma unroll
+          for (int j = 0; j < MICRO_N; ++j) {
+            const int row = m + i, column = n + j * LANES_N;
+            if constexpr (STORE) {
+              if (row < rows && column < columns) {
+                Results results;
+                compute(row, column, total[i][j], results);
+                write(row, column, results);
+              }
+            } else {
+              if (row < M && column < N) sums[(group_k * M + row) * N + column] = total[i][j];
+            }
+          }
+      }
+    }
+  }
+  if constexpr (!STORE) {
+    __syncthreads();  // the groups' sums are complete
+#pragma unroll 1
+    for (int first = (int)threadIdx.x; first < M * N; first += BATCH * THREADS) {
+      Results results[BATCH];
+#pragma unroll
+      for (int u = 0; u < BATCH; ++u) {
+        int e = first + u * THREADS;
+        if constexpr (WHOLE)
+          e = e < M * N ? e : first;  // again the thread's own: no branch between the loads
+        else if (e >= M * N || e / N >= rows || e % N >= columns)
+          continue;
+        float total = sums[e];
+#pragma unroll
+        for (int group = 1; group < GROUPS_K; ++group) total = __fadd_rn(total, sums[group * M * N + e]);
+        compute(e / N, e % N, total, results[u]);
+      }
+#pragma unroll
+      for (int u = 0; u < BATCH; ++u) {
+        const int e = first + u * THREADS;
+        if (e < M * N && (WHOLE || (e / N < rows && e % N < columns))) write(e / N, e % N, results[u]);
+      }
+    }
+  }
+}
+
+// A fused operand, evaluated once: load(outer, k).
+template <int OUTER, int DEPTH, int THREADS, int STRIDE, bool ALONG_K, class Load>
+__device__ __forceinline__ void tk_block_fill(float* to, Load load) {
+#pragma unroll 1
+  for (int e = (int)threadIdx.x; e < OUTER * DEPTH; e += THREADS) {
+    const int outer = ALONG_K ? e / DEPTH : e % OUTER, k = ALONG_K ? e % DEPTH : e / OUTER;
+    to[ALONG_K ? outer * STRIDE + k : k * STRIDE + outer] = load(outer, k);
+  }
+}
+
 struct TkParams {
   unsigned char* workspace;
   unsigned long long barrier_timeout_ns;
@@ -562,7 +677,7 @@ struct TkParams {
   float scalar_rate;
 };
 
-// Task 0, stage 0: product slope: stores h, slope; epilogue h, h_squared, slope; inlines h_squared; 6 pieces; tile 40x33x20 tile 16x32x64
+// Task 0, stage 0: product slope: stores h, slope; epilogue h, h_squared, slope; inlines h_squared; 15 pieces; panel 40x33x20 tile 8x16x20
 //   z0: f32[40,33] = addmm b0 x w0
 //   h: f32[40,33] = tanh z0
 //   h_squared: f32[40,33] = mul h h
@@ -573,10 +688,15 @@ __device__ __forceinline__ void task_0_slope(const TkParams& p, int piece, unsig
   const float* b_b0 = (const float*)(p.in_b0);
   float* w_h = (float*)(p.workspace + 256);
   float* w_slope = (float*)(p.workspace + 5632);
-  const tk_index m0 = (tk_index)(piece) / 2 * 16;
-  const tk_index n0 = (tk_index)(piece) % 2 * 32;
-  const float* sums = tk_tile_sums<16, 32, 64, 256, 4, true, false>(m0, n0, 40, 33, 0, 20, (float*)shared, tk_matrix(b_x, 20, 1, true), tk_matrix(b_w0, 1, 33, false));
-  auto compute = [&](tk_index m, tk_index n, float sum, float (&results)[2]) {
+  const tk_index m0 = (tk_index)(piece) / 3 * 8;
+  const tk_index n0 = (tk_index)(piece) % 3 * 16;
+  tk_tile_fill<8, 20, 256, 24, true>((float*)(shared + 0), m0, 40, 0, 20, tk_matrix(b_x, 20, 1, true));
+  tk_tile_fill<16, 20, 256, 20, false>((float*)(shared + 768), n0, 33, 0, 20, tk_matrix(b_w0, 1, 33, false));
+  tk_cp_async_commit();
+  tk_cp_async_wait<0>();
+  __syncthreads();  // both panels have arrived
+  auto compute = [&](int row, int column, float sum, float (&results)[2]) {
+    const tk_index m = m0 + row, n = n0 + column;
     const float v_b0 = b_b0[n];
     const float v_z0 = __fadd_rn(sum, v_b0);
     const float v_h = tanhf(v_z0);
@@ -585,14 +705,15 @@ __device__ __forceinline__ void task_0_slope(const TkParams& p, int piece, unsig
     results[0] = v_h;
     results[1] = v_slope;
   };
-  auto write = [&](tk_index m, tk_index n, const float (&results)[2]) {
+  auto write = [&](int row, int column, const float (&results)[2]) {
+    const tk_index m = m0 + row, n = n0 + column;
     w_h[m * 33 + n] = results[0];
     w_slope[m * 33 + n] = results[1];
   };
-  tk_tile_store<16, 32, 256, 36, 2, float[2]>(m0, n0, 40, 33, sums, compute, write);
+  tk_block_product<8, 16, 20, 256, 16, 2, 5, 4, 1, 4, 4, 24, true, 20, false, false, 1, false, float[2]>((float*)(shared + 0), (float*)(shared + 768), (float*)(shared + 2368), (int)tk_min((tk_index)8, 40 - m0), (int)tk_min((tk_index)16, 33 - n0), compute, write);
 }
 
-// Task 1, stage 1: product grad: stores squares, grad; epilogue difference, squares, grad; inlines difference; 2 pieces; tile 40x2x33 tile 32x8x64
+// Task 1, stage 1: product grad: stores squares, grad; epilogue difference, squares, grad; inlines difference; 5 pieces; panel 40x2x33 tile 8x16x36
 //   z1: f32[40,2] = addmm b1 h w1
 //   difference: f32[40,2] = sub z1 y
 //   squares: f32[40,2] = mul difference difference
@@ -604,10 +725,15 @@ __device__ __forceinline__ void task_1_grad(const TkParams& p, int piece, unsign
   const float* b_y = (const float*)(p.in_y);
   float* w_squares = (float*)(p.workspace + 11008);
   float* w_grad = (float*)(p.workspace + 11520);
-  const tk_index m0 = (tk_index)(piece) / 1 * 32;
-  const tk_index n0 = (tk_index)(piece) % 1 * 8;
-  const float* sums = tk_tile_sums<32, 8, 64, 256, 4, true, false>(m0, n0, 40, 2, 0, 33, (float*)shared, tk_matrix(b_h, 33, 1, false), tk_matrix(b_w1, 1, 2, false));
-  auto compute = [&](tk_index m, tk_index n, float sum, float (&results)[2]) {
+  const tk_index m0 = (tk_index)(piece) / 1 * 8;
+  const tk_index n0 = (tk_index)(piece) % 1 * 16;
+  tk_tile_fill<8, 36, 256, 40, true>((float*)(shared + 0), m0, 40, 0, 33, tk_matrix(b_h, 33, 1, false));
+  tk_tile_fill<16, 36, 256, 20, false>((float*)(shared + 1280), n0, 2, 0, 33, tk_matrix(b_w1, 1, 2, false));
+  tk_cp_async_commit();
+  tk_cp_async_wait<0>();
+  __syncthreads();  // both panels have arrived
+  auto compute = [&](int row, int column, float sum, float (&results)[2]) {
+    const tk_index m = m0 + row, n = n0 + column;
     const float v_b1 = b_b1[n];
     const float v_z1 = __fadd_rn(sum, v_b1);
     const float v_y = b_y[m * 2 + n];
@@ -617,11 +743,12 @@ __device__ __forceinline__ void task_1_grad(const TkParams& p, int piece, unsign
     results[0] = v_squares;
     results[1] = v_grad;
   };
-  auto write = [&](tk_index m, tk_index n, const float (&results)[2]) {
+  auto write = [&](int row, int column, const float (&results)[2]) {
+    const tk_index m = m0 + row, n = n0 + column;
     w_squares[m * 2 + n] = results[0];
     w_grad[m * 2 + n] = results[1];
   };
-  tk_tile_store<32, 8, 256, 12, 1, float[2]>(m0, n0, 40, 2, sums, compute, write);
+  tk_block_product<8, 16, 36, 256, 16, 1, 9, 8, 1, 4, 4, 40, true, 20, false, false, 1, false, float[2]>((float*)(shared + 0), (float*)(shared + 1280), (float*)(shared + 4160), (int)tk_min((tk_index)8, 40 - m0), (int)tk_min((tk_index)16, 2 - n0), compute, write);
 }
 
 // Task 2, stage 2: reduction loss: stores loss; 1 pieces; block per row, 1 rows of 80
@@ -688,7 +815,7 @@ __device__ __forceinline__ void task_4_b1_next(const TkParams& p, int piece, uns
   }
 }
 
-// Task 5, stage 3: product w0_next: stores w0_next; epilogue mul, w0_next; inlines mul; 4 pieces; tile 20x33x40 tile 16x32x64
+// Task 5, stage 3: product w0_next: stores w0_next; epilogue mul, w0_next; inlines mul; 9 pieces; panel 20x33x40 tile 8x16x40
 //   grad_w0: f32[20,33] = mm x[20,40:1,20] grad_z0
 //   mul: f32[20,33] = mul grad_w0 rate
 //   w0_next: f32[20,33] = sub w0 mul
@@ -698,20 +825,26 @@ __device__ __forceinline__ void task_5_w0_next(const TkParams& p, int piece, uns
   const float* b_w0 = (const float*)(p.in_w0);
   float* w_w0_next = (float*)(p.in_w0);
   const float v_rate = p.scalar_rate;
-  const tk_index m0 = (tk_index)(piece) / 2 * 16;
-  const tk_index n0 = (tk_index)(piece) % 2 * 32;
-  const float* sums = tk_tile_sums<16, 32, 64, 256, 4, false, false>(m0, n0, 20, 33, 0, 40, (float*)shared, tk_matrix(b_x, 1, 20, true), tk_matrix(b_grad_z0, 1, 33, false));
-  auto compute = [&](tk_index m, tk_index n, float sum, float (&results)[1]) {
+  const tk_index m0 = (tk_index)(piece) / 3 * 8;
+  const tk_index n0 = (tk_index)(piece) % 3 * 16;
+  tk_tile_fill<8, 40, 256, 12, false>((float*)(shared + 0), m0, 20, 0, 40, tk_matrix(b_x, 1, 20, true));
+  tk_tile_fill<16, 40, 256, 20, false>((float*)(shared + 1920), n0, 33, 0, 40, tk_matrix(b_grad_z0, 1, 33, false));
+  tk_cp_async_commit();
+  tk_cp_async_wait<0>();
+  __syncthreads();  // both panels have arrived
+  auto compute = [&](int row, int column, float sum, float (&results)[1]) {
+    const tk_index m = m0 + row, n = n0 + column;
     const float v_grad_w0 = sum;
     const float v_mul = __fmul_rn(v_grad_w0, v_rate);
     const float v_w0 = b_w0[m * 33 + n];
     const float v_w0_next = __fsub_rn(v_w0, v_mul);
     results[0] = v_w0_next;
   };
-  auto write = [&](tk_index m, tk_index n, const float (&results)[1]) {
+  auto write = [&](int row, int column, const float (&results)[1]) {
+    const tk_index m = m0 + row, n = n0 + column;
     w_w0_next[m * 33 + n] = results[0];
   };
-  tk_tile_store<16, 32, 256, 36, 2, float[1]>(m0, n0, 20, 33, sums, compute, write);
+  tk_block_product<8, 16, 40, 256, 16, 1, 10, 8, 1, 4, 4, 12, false, 20, false, false, 1, false, float[1]>((float*)(shared + 0), (float*)(shared + 1920), (float*)(shared + 5120), (int)tk_min((tk_index)8, 20 - m0), (int)tk_min((tk_index)16, 33 - n0), compute, write);
 }
 
 // Task 6, stage 3: reduction b0_next: stores b0_next; epilogue mul_1, b0_next; inlines mul_1; 2 pieces; columns per row, 33 rows of 40
@@ -728,7 +861,7 @@ __device__ __forceinline__ void task_6_b0_next(const TkParams& p, int piece, uns
     const float v_grad_z0 = b_grad_z0[k * 33 + r];
     return v_grad_z0;
   };
-  const float v_grad_b0 = tk_reduce_columns<TkSum, 256, false>(r < 33, 0, 40, (float*)shared, load);
+  const float v_grad_b0 = tk_reduce_columns<TkSum, 256, 32, false>(r < 33, 0, 40, (float*)shared, load);
   if (threadIdx.x < 32 && r < 33) {
     const float v_mul_1 = __fmul_rn(v_grad_b0, v_rate);
     const float v_b0 = b_b0[r];
@@ -737,7 +870,7 @@ __device__ __forceinline__ void task_6_b0_next(const TkParams& p, int piece, uns
   }
 }
 
-// Task 7, stage 3: product w1_next: stores w1_next; epilogue mul_2, w1_next; inlines mul_2; 2 pieces; tile 33x2x40 tile 32x8x64
+// Task 7, stage 3: product w1_next: stores w1_next; epilogue mul_2, w1_next; inlines mul_2; 5 pieces; panel 33x2x40 tile 8x16x40
 //   grad_w1: f32[33,2] = mm h[33,40:1,33] grad
 //   mul_2: f32[33,2] = mul grad_w1 rate
 //   w1_next: f32[33,2] = sub w1 mul_2
@@ -747,20 +880,26 @@ __device__ __forceinline__ void task_7_w1_next(const TkParams& p, int piece, uns
   const float* b_w1 = (const float*)(p.in_w1);
   float* w_w1_next = (float*)(p.in_w1);
   const float v_rate = p.scalar_rate;
-  const tk_index m0 = (tk_index)(piece) / 1 * 32;
-  const tk_index n0 = (tk_index)(piece) % 1 * 8;
-  const float* sums = tk_tile_sums<32, 8, 64, 256, 4, false, false>(m0, n0, 33, 2, 0, 40, (float*)shared, tk_matrix(b_h, 1, 33, false), tk_matrix(b_grad, 1, 2, false));
-  auto compute = [&](tk_index m, tk_index n, float sum, float (&results)[1]) {
+  const tk_index m0 = (tk_index)(piece) / 1 * 8;
+  const tk_index n0 = (tk_index)(piece) % 1 * 16;
+  tk_tile_fill<8, 40, 256, 12, false>((float*)(shared + 0), m0, 33, 0, 40, tk_matrix(b_h, 1, 33, false));
+  tk_tile_fill<16, 40, 256, 20, false>((float*)(shared + 1920), n0, 2, 0, 40, tk_matrix(b_grad, 1, 2, false));
+  tk_cp_async_commit();
+  tk_cp_async_wait<0>();
+  __syncthreads();  // both panels have arrived
+  auto compute = [&](int row, int column, float sum, float (&results)[1]) {
+    const tk_index m = m0 + row, n = n0 + column;
     const float v_grad_w1 = sum;
     const float v_mul_2 = __fmul_rn(v_grad_w1, v_rate);
     const float v_w1 = b_w1[m * 2 + n];
     const float v_w1_next = __fsub_rn(v_w1, v_mul_2);
     results[0] = v_w1_next;
   };
-  auto write = [&](tk_index m, tk_index n, const float (&results)[1]) {
+  auto write = [&](int row, int column, const float (&results)[1]) {
+    const tk_index m = m0 + row, n = n0 + column;
     w_w1_next[m * 2 + n] = results[0];
   };
-  tk_tile_store<32, 8, 256, 12, 1, float[1]>(m0, n0, 33, 2, sums, compute, write);
+  tk_block_product<8, 16, 40, 256, 16, 1, 10, 8, 1, 4, 4, 12, false, 20, false, false, 1, false, float[1]>((float*)(shared + 0), (float*)(shared + 1920), (float*)(shared + 5120), (int)tk_min((tk_index)8, 33 - m0), (int)tk_min((tk_index)16, 2 - n0), compute, write);
 }
 
 #ifndef TRAINKERNEL_ENTRY
@@ -774,7 +913,7 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
 
   // Stage 0: slope
 #pragma unroll 1
-  for (int piece = blockIdx.x; piece < 6; piece += gridDim.x) {
+  for (int piece = blockIdx.x; piece < 15; piece += gridDim.x) {
     TK_TASK(0, 0);
     task_0_slope(p, piece, shared);
   }
@@ -782,7 +921,7 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
 
   // Stage 1: grad
 #pragma unroll 1
-  for (int piece = blockIdx.x; piece < 2; piece += gridDim.x) {
+  for (int piece = blockIdx.x; piece < 5; piece += gridDim.x) {
     TK_TASK(1, 1);
     task_1_grad(p, piece, shared);
   }
@@ -808,18 +947,18 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
 
   // Stage 3: w0_next, b0_next, w1_next
 #pragma unroll 1
-  for (int piece = blockIdx.x; piece < 4; piece += gridDim.x) {
+  for (int piece = blockIdx.x; piece < 9; piece += gridDim.x) {
     TK_TASK(3, 5);
     task_5_w0_next(p, piece, shared);
   }
 #pragma unroll 1
-  for (int piece = tk_first_piece(4); piece < 2; piece += gridDim.x) {
+  for (int piece = tk_first_piece(9); piece < 2; piece += gridDim.x) {
     TK_TASK(3, 6);
     task_6_b0_next(p, piece, shared);
   }
   __syncthreads();  // shared is free: the task before may still read it
 #pragma unroll 1
-  for (int piece = tk_first_piece(6); piece < 2; piece += gridDim.x) {
+  for (int piece = tk_first_piece(11); piece < 5; piece += gridDim.x) {
     TK_TASK(3, 7);
     task_7_w1_next(p, piece, shared);
   }
@@ -967,11 +1106,11 @@ int TK_HOST(destroy)(TK_HOST(handle) * handle);
 #define TK_HOST_PARAMS_BYTES 80
 #define TK_HOST_USES_TENSOR_TABLE 0
 #define TK_HOST_THREADS_PER_BLOCK 256
-#define TK_HOST_SHARED_BYTES 30976
+#define TK_HOST_SHARED_BYTES 10240
 #define TK_HOST_WORKSPACE_BYTES 17408ull
 #define TK_HOST_HEADER_BYTES 256
 #define TK_HOST_BLOCKS_PER_SM 1
-#define TK_HOST_MAX_WORK_BLOCKS 9
+#define TK_HOST_MAX_WORK_BLOCKS 16
 #define TK_HOST_MAX_BLOCKS 0
 
 static const TK_HOST(tensor) TK_HOST(slots)[] = {

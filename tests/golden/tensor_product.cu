@@ -208,17 +208,17 @@ struct TkMax {
   static __device__ __forceinline__ float merge(float a, float b) { return tk_maximum(a, b); }
 };
 
-// Elements first, first + LANES, ... below end, in order; four loads in flight.
+// Elements first, first + LANES, ... below end, in order; eight loads in flight.
 template <class Op, int LANES, class Load>
 __device__ __forceinline__ typename Op::Value tk_reduce_lane(tk_index first, tk_index end, Load load) {
   typename Op::Value total = Op::identity();
 #pragma unroll 1
-  for (tk_index k = first; k < end; k += 4 * LANES) {
-    typename Op::Value values[4];
+  for (tk_index k = first; k < end; k += 8 * LANES) {
+    typename Op::Value values[8];
 #pragma unroll
-    for (int u = 0; u < 4; ++u) values[u] = k + u * LANES < end ? load(k + u * LANES) : Op::identity();
+    for (int u = 0; u < 8; ++u) values[u] = k + u * LANES < end ? load(k + u * LANES) : Op::identity();
 #pragma unroll
-    for (int u = 0; u < 4; ++u) total = Op::merge(total, values[u]);
+    for (int u = 0; u < 8; ++u) total = Op::merge(total, values[u]);
   }
   return total;
 }
@@ -252,19 +252,19 @@ __device__ __forceinline__ typename Op::Value tk_reduce_block(tk_index begin, tk
   return value;
 }
 
-// 32 neighbouring rows per block, one per lane; the warps share a row's elements. The first warp
-// gets the results, with EVERYONE all warps do.
-template <class Op, int THREADS, bool EVERYONE, class Load>
+// COLUMNS neighbouring rows per block, one per thread of its first ones; the other threads take further
+// elements of the same rows. The first COLUMNS threads get the results, with EVERYONE all do.
+template <class Op, int THREADS, int COLUMNS, bool EVERYONE, class Load>
 __device__ __forceinline__ typename Op::Value tk_reduce_columns(bool inside, tk_index begin, tk_index end, typename Op::Value* shared, Load load) {
-  constexpr int WARPS = THREADS / 32;
-  typename Op::Value value = inside ? tk_reduce_lane<Op, WARPS>(begin + threadIdx.x / 32, end, load) : Op::identity();
+  constexpr int PARTS = THREADS / COLUMNS;
+  typename Op::Value value = inside ? tk_reduce_lane<Op, PARTS>(begin + threadIdx.x / COLUMNS, end, load) : Op::identity();
   __syncthreads();  // shared is free: the piece before may still read it
   shared[threadIdx.x] = value;
   __syncthreads();
-  if (EVERYONE || threadIdx.x < 32) {
-    value = shared[threadIdx.x % 32];
+  if (EVERYONE || threadIdx.x < COLUMNS) {
+    value = shared[threadIdx.x % COLUMNS];
 #pragma unroll
-    for (int warp = 1; warp < WARPS; ++warp) value = Op::merge(value, shared[warp * 32 + threadIdx.x % 32]);
+    for (int part = 1; part < PARTS; ++part) value = Op::merge(value, shared[part * COLUMNS + threadIdx.x % COLUMNS]);
   }
   return value;
 }

@@ -180,7 +180,9 @@ class _Body:
         if scope is not None:
             self.shared_in_use = False
 
-    def function(self, task: Task, stage: int, frame: Frame, region: BlockRegion | None = None) -> tuple[TaskFunction, str, str]:
+    def function(
+        self, task: Task, stage: int, frame: Frame, region: BlockRegion | None = None
+    ) -> tuple[TaskFunction, str, str]:
         """A task's function, its mark for the emulator, and the head and tail of a call of it for ``piece``."""
         task_id = len(self.tasks)
         function = emit_task(task, task_id, stage, frame, self.base, self.scalar, region)
@@ -193,7 +195,7 @@ class _Body:
         self.uses_uniform |= function.uses_uniform
         uniform = ", u" if function.uses_uniform else ""
         shared = (f", shared + {scratch}" if scratch else ", shared") if function.shared_bytes else ""
-        shared = f", shared{shared}" if region is not None else shared
+        shared = f", shared{shared}" if scratch else shared
         steps = "".join(f", step_{depth}" for depth in range(frame.depth))
         call = f"{function.name}(p{uniform}, piece{shared}{steps});"
         if region is not None and runs_whole(task):
@@ -218,7 +220,8 @@ class _Body:
         """The pieces of a region that a block computes, one after another; the parts of each in order."""
         inner = indent + _INDENT
         tables = [
-            plan_fetches(region, frame, self.tensor, f"tk_copies_{stage}", of_piece=of_piece) for of_piece in (False, True)
+            plan_fetches(region, frame, self.tensor, f"tk_copies_{stage}", of_piece=of_piece)
+            for of_piece in (False, True)
         ]
         threads = frame.schedule.options.threads
         tensors = "p.tensors" if self.layout.uses_table else "(void* const*)&p + 2"
@@ -235,7 +238,9 @@ class _Body:
             self.lines.append(f"{indent}__syncthreads();  // shared is free: what ran before may still read it")
         mark = f"TK_TASK({stage}, {len(self.tasks)});"
         if common:  # a block without a piece would not wait for its copies
-            self.lines += [f"{indent}{line}" for line in block(f"if (blockIdx.x < {region.split.pieces})", [mark, *common])]
+            self.lines += [
+                f"{indent}{line}" for line in block(f"if (blockIdx.x < {region.split.pieces})", [mark, *common])
+            ]
         self.lines += [
             "#pragma unroll 1",
             f"{indent}for (int piece = blockIdx.x; piece < {region.split.pieces}; piece += gridDim.x) {{",

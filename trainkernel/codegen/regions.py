@@ -96,7 +96,8 @@ def _entries(copy: Staged, at: int, storage: Storage, tensor: int, step_stride: 
                 _ITEMSIZE_BYTES * copy.stride,
                 int(vector),
             ]
-            yield f"{{{', '.join(str(number) + ('u' if number >= 2**31 else '') for number in numbers)}}} /* {escape(copy.buffer)} */"
+            values = ", ".join(f"{number}u" if number >= 2**31 else str(number) for number in numbers)
+            yield f"{{{values}}} /* {escape(copy.buffer)} */"
 
 
 def near_elements(task: Task, region: BlockRegion, frame: Frame) -> dict[str, Storage]:
@@ -156,7 +157,12 @@ class BlockProduct:
             return self._streamed(a, store_functions, batch_of)
         b = self._operand(1)
         call, epilogue = self._call(plan, a, b, store_functions, batch_of, "column", str(plan.tile_n))
-        lines = [*self._fills, *(["__syncthreads();  // the operands are complete"] if self._fills else []), *epilogue, call]
+        lines = [
+            *self._fills,
+            *(["__syncthreads();  // the operands are complete"] if self._fills else []),
+            *epilogue,
+            call,
+        ]
         if plan.batch == 1:
             return lines
         first = "" if partial or pieces == 1 else f"piece * {count} + "
@@ -287,7 +293,11 @@ class BlockProduct:
         outer, depth = self._first(position)
         start = outer * outer_stride + depth * depth_stride
         batch = f" + batch * {view.strides[0]}" if self._plan.batch > 1 and view.strides[0] else ""
-        text = self._scope.pointer(view.buffer, storage, const=True) + (f" + {start + view.offset}" if start.terms or view.offset else "") + batch
+        text = (
+            self._scope.pointer(view.buffer, storage, const=True)
+            + (f" + {start + view.offset}" if start.terms or view.offset else "")
+            + batch
+        )
         numbers = [view.offset, view.strides[0] if self._plan.batch > 1 else 0, *(c for _, c in start.terms)]
         numbers += [stride] + [own for _, own in storage.steps] + [storage.element_offset]
         aligned = storage.space == "shared" and all(number % 4 == 0 for number in numbers)
@@ -324,4 +334,3 @@ def _sum(first: Index, name: str) -> str:
 
 def _flag(value: bool) -> str:
     return "true" if value else "false"
-

@@ -99,7 +99,7 @@ def emit_task(
     }[task.kind]()
     name = f"task_{task_id}_{task.name}"
     steps = "".join(f", int step_{depth}" for depth in range(frame.depth))
-    slabs = ", unsigned char* slabs" if region is not None else ""
+    slabs = ", unsigned char* slabs" if region is not None and region.shared.end_bytes else ""
     shared = f"{slabs}, unsigned char* shared" if emitter.shared_bytes else slabs
     uses_uniform = any("u.v_" in line for line in emitter.scope.prologue() + body)
     uniform = ", const TkUniform& u" if uses_uniform else ""
@@ -297,7 +297,12 @@ class _TaskEmitter:
         partial = root.op == "reduce_partials"
         rows = plan.rows if partial else plan.rows // pieces
         first = f"piece * {rows} + " if pieces > 1 and not partial else ""
-        lane = {"thread": "threadIdx.x", "warp": "threadIdx.x / 32", "block": "0", "columns": f"threadIdx.x % {plan.rows_per_piece}"}[plan.path]
+        lane = {
+            "thread": "threadIdx.x",
+            "warp": "threadIdx.x / 32",
+            "block": "0",
+            "columns": f"threadIdx.x % {plan.rows_per_piece}",
+        }[plan.path]
         lines: list[str] = []
         begin, end = "0", str(plan.count)
         if partial and pieces > 1:
@@ -305,7 +310,11 @@ class _TaskEmitter:
             begin, end = "begin", "end"
         inner: list[str] = []
         if plan.rows > 1 or plan.path != "block":
-            inner.append(f"const tk_index own_row = row + {lane}, r = {first}own_row;" if lane != "0" else f"const tk_index r = {first}row;")
+            inner.append(
+                f"const tk_index own_row = row + {lane}, r = {first}own_row;"
+                if lane != "0"
+                else f"const tk_index r = {first}row;"
+            )
         inner += self._load_element(root, plan)
         self._inside = f"own_row < {rows}"
         results, reduce_lines = self._reduce_calls(root, plan, begin, end)
@@ -399,7 +408,8 @@ class _TaskEmitter:
             return f"tk_reduce_block<{op}, {self.threads}, {flag}>({begin}, {end}, ({c_type}*)shared, {load})"
         self.shared_bytes = max(self.shared_bytes, self.threads * itemsize_bytes)
         inside = self._inside or f"r < {plan.rows}"
-        return f"tk_reduce_columns<{op}, {self.threads}, {plan.rows_per_piece}, {flag}>({inside}, {begin}, {end}, ({c_type}*)shared, {load})"
+        sizes = f"{op}, {self.threads}, {plan.rows_per_piece}, {flag}"
+        return f"tk_reduce_columns<{sizes}>({inside}, {begin}, {end}, ({c_type}*)shared, {load})"
 
     # ------------------------------------------------------------------ scans
 
@@ -433,7 +443,9 @@ class _TaskEmitter:
         m, n, k = variable("m", plan.m), variable("n", plan.n), variable("k", plan.k)
         batch = variable("batch", plan.batch)
         operands = ((a, _matrix(a, batch, m, k), "m"), (b, _matrix(b, batch, k, n), "n"))
-        product = BlockProduct(self.scope, self.task, self.region, lambda at: self._along(*operands[at][:2], "k", operands[at][2]))
+        product = BlockProduct(
+            self.scope, self.task, self.region, lambda at: self._along(*operands[at][:2], "k", operands[at][2])
+        )
         lines = product.emit(self._store_functions, self._epilogue_batch)
         self.shared_bytes = product.scratch_bytes
         return lines
@@ -528,8 +540,10 @@ class _TaskEmitter:
         first = tile if plan.batch == 1 else f"({tile})"
         return [*lines, f"{head}({first} * 32, {outputs}, {depth}, {shared}{operands});"]
 
-    def _tile_operands(self, plan: ProductPlan, root: Operation) -> tuple[list[str], tuple[str, str], tuple[bool, bool], Index]:
-        """The tile's place ``m0``, ``n0``; both operands as ``TkMatrix`` or functions; whether they lie along the depth."""
+    def _tile_operands(
+        self, plan: ProductPlan, root: Operation
+    ) -> tuple[list[str], tuple[str, str], tuple[bool, bool], Index]:
+        """Statements that give the tile's place; both operands as C++; whether they lie along the depth; the batch."""
         a, b = self._operands(root)
         m, n, k = variable("m", plan.m), variable("n", plan.n), variable("k", plan.k)
         tile, self._begin, self._end, lines = self._depth_range(plan, root)
@@ -549,10 +563,11 @@ class _TaskEmitter:
             lines += self._load("load_b", b, _matrix(b, batch, k, n), "tk_index n, tk_index k")
         return lines, (operand_a or "load_a", operand_b or "load_b"), (along_a, along_b), batch
 
-    def _tile_element(self, plan: ProductPlan, batch: Index) -> Index:
-        """The element of the result that a tile's place ``m``, ``n`` is."""
-        places = (variable("s", plan.split), batch, variable("m", plan.m), variable("n", plan.n))
-        return linearize(places, (plan.num_outputs, plan.m * plan.n, plan.n, 1))
+    def _tile_place(self, plan: ProductPlan, root: Operation, batch: Index) -> tuple[tuple[Index, ...], Index]:
+        """The coordinates that a tile's place ``m``, ``n`` has in the result, and the element that it is."""
+        m, n = variable("m", plan.m), variable("n", plan.n)
+        element = linearize((variable("s", plan.split), batch, m, n), (plan.num_outputs, plan.m * plan.n, plan.n, 1))
+        return _matrix(self._operands(root)[1], batch, m, n), element
 
     def _panels(self, plan: ProductPlan, root: Operation) -> list[str]:
         """A tile whose operands are fetched over their whole depth at once."""
@@ -569,8 +584,7 @@ class _TaskEmitter:
             self.shared_bytes += 4 * stride * (outer if along else plan.tile_k)
         lines += ["tk_cp_async_commit();", "tk_cp_async_wait<0>();", "__syncthreads();  // both panels have arrived"]
         head = ["const tk_index m = m0 + row, n = n0 + column;"]
-        coordinates = _matrix(root.inputs[-1], batch, variable("m", plan.m), variable("n", plan.n))
-        element = self._tile_element(plan, batch)
+        coordinates, element = self._tile_place(plan, root, batch)
         epilogue, results = self._store_functions(root, coordinates, element, "int row, int column", head)
         tile = block_tile(plan.tile_m, plan.tile_n, plan.tile_k, self.threads)
         sums_bytes = block_sums_bytes(plan, self.threads, is_plain(self.task))
@@ -578,9 +592,14 @@ class _TaskEmitter:
         self.shared_bytes += sums_bytes
         self.needs_free_shared = True
         template = [plan.tile_m, plan.tile_n, plan.tile_k, self.threads, *tile.sizes, 4, *strides]
-        template += [_flag(sums_bytes == 0), self._epilogue_batch(epilogue, plan.tile_m * plan.tile_n) if sums_bytes else 1]
+        template += [
+            _flag(sums_bytes == 0),
+            self._epilogue_batch(epilogue, plan.tile_m * plan.tile_n) if sums_bytes else 1,
+        ]
         template.append(_flag(plan.m % plan.tile_m == 0 and plan.n % plan.tile_n == 0))
-        inside = f"(int)tk_min((tk_index){plan.tile_m}, {plan.m} - m0), (int)tk_min((tk_index){plan.tile_n}, {plan.n} - n0)"
+        inside = (
+            f"(int)tk_min((tk_index){plan.tile_m}, {plan.m} - m0), (int)tk_min((tk_index){plan.tile_n}, {plan.n} - n0)"
+        )
         arguments = f"{pointers[0]}, {pointers[1]}, {sums}, {inside}, compute, write"
         sizes = ", ".join(str(size) for size in [*template, results])
         return [*lines, *epilogue, f"tk_block_product<{sizes}>({arguments});"]
@@ -595,12 +614,12 @@ class _TaskEmitter:
         sizes = (
             f"{plan.tile_m}, {plan.tile_n}, {plan.tile_k}, {self.threads}, {skew}, {_flag(along_a)}, {_flag(along_b)}"
         )
-        sizes = f"{_FORMATS[root.inputs[-1].dtype]}, {sizes}" if tensor else sizes
+        sizes = f"{_FORMATS[self._operands(root)[1].dtype]}, {sizes}" if tensor else sizes
         bounds = f"m0, n0, {plan.m}, {plan.n}, {self._begin}, {self._end}, {shared}"
         lines.append(f"const float* sums = {name}<{sizes}>({bounds}, {operands[0]}, {operands[1]});")
-        coordinates = _matrix(root.inputs[-1], batch, variable("m", plan.m), variable("n", plan.n))
+        coordinates, element = self._tile_place(plan, root, batch)
         stride = plan.tile_n + (4 if tensor else skew)
-        return lines + self._tile_store(plan, root, coordinates, self._tile_element(plan, batch), stride)
+        return lines + self._tile_store(plan, root, coordinates, element, stride)
 
     def _tile_store(
         self, plan: ProductPlan, root: Operation, coordinates: Sequence[Index], element: Index, stride: int
