@@ -208,17 +208,17 @@ struct TkMax {
   static __device__ __forceinline__ float merge(float a, float b) { return tk_maximum(a, b); }
 };
 
-// Elements first, first + LANES, ... below end, in order; eight loads in flight.
-template <class Op, int LANES, class Load>
+// Elements first, first + LANES, ... below end, in order; FLIGHT loads under way.
+template <class Op, int LANES, int FLIGHT = 4, class Load>
 __device__ __forceinline__ typename Op::Value tk_reduce_lane(tk_index first, tk_index end, Load load) {
   typename Op::Value total = Op::identity();
 #pragma unroll 1
-  for (tk_index k = first; k < end; k += 8 * LANES) {
-    typename Op::Value values[8];
+  for (tk_index k = first; k < end; k += FLIGHT * LANES) {
+    typename Op::Value values[FLIGHT];
 #pragma unroll
-    for (int u = 0; u < 8; ++u) values[u] = k + u * LANES < end ? load(k + u * LANES) : Op::identity();
+    for (int u = 0; u < FLIGHT; ++u) values[u] = k + u * LANES < end ? load(k + u * LANES) : Op::identity();
 #pragma unroll
-    for (int u = 0; u < 8; ++u) total = Op::merge(total, values[u]);
+    for (int u = 0; u < FLIGHT; ++u) total = Op::merge(total, values[u]);
   }
   return total;
 }
@@ -257,7 +257,7 @@ __device__ __forceinline__ typename Op::Value tk_reduce_block(tk_index begin, tk
 template <class Op, int THREADS, int COLUMNS, bool EVERYONE, class Load>
 __device__ __forceinline__ typename Op::Value tk_reduce_columns(bool inside, tk_index begin, tk_index end, typename Op::Value* shared, Load load) {
   constexpr int PARTS = THREADS / COLUMNS;
-  typename Op::Value value = inside ? tk_reduce_lane<Op, PARTS>(begin + threadIdx.x / COLUMNS, end, load) : Op::identity();
+  typename Op::Value value = inside ? tk_reduce_lane<Op, PARTS, 8>(begin + threadIdx.x / COLUMNS, end, load) : Op::identity();
   __syncthreads();  // shared is free: the piece before may still read it
   shared[threadIdx.x] = value;
   __syncthreads();
@@ -598,7 +598,7 @@ __device__ __forceinline__ void tk_block_product(const float* a, const float* b,
 #pragma unroll 1
       for (int n = lane; n < N; n += LANES_N * MICRO_N) {
         float total[MICRO_M][MICRO_N] = {};
-#pragma unroll 2
+#pragma unroll 1
         for (int k = k_begin; k < k_end; k += STEP) {
           float values_a[STEP][MICRO_M], values_b[STEP][MICRO_N];
           tk_block_read<M, STRIDE_A, A_ALONG_K, STEP, MICRO_M, 1>(values_a, a, m, k);

@@ -47,7 +47,7 @@ __device__ __forceinline__ void tk_block_product(const float* a, const float* b,
 #pragma unroll 1
       for (int n = lane; n < N; n += LANES_N * MICRO_N) {
         float total[MICRO_M][MICRO_N] = {};
-#pragma unroll 2
+#pragma unroll 1
         for (int k = k_begin; k < k_end; k += STEP) {
           float values_a[STEP][MICRO_M], values_b[STEP][MICRO_N];
           tk_block_read<M, STRIDE_A, A_ALONG_K, STEP, MICRO_M, 1>(values_a, a, m, k);
