@@ -25,6 +25,7 @@ _STAGED_DTYPES = ("float32", "int32", "uint32")
 _PAD = 4
 _MAX_STAGED_BYTES = 150 * 1024
 _STREAM_BYTES = 140 * 1024
+_MAX_ROW_STRIDE = 2**29
 _MAX_REDUCTION_SCRATCH_BYTES = 16 * 1024
 _MAX_TILE_SCRATCH_BYTES = 96 * 1024
 
@@ -228,7 +229,7 @@ def staged_matrix(part: Task, position: int, split: Split) -> Staged | None:
         rows, row_stride, columns = depth, depth_stride, outer
     else:
         return None
-    if count > 1 and view.strides[0] != rows * row_stride:
+    if (count > 1 and view.strides[0] != rows * row_stride) or row_stride >= _MAX_ROW_STRIDE:
         return None
     return Staged(operand.buffer, operand.offset, count * rows, columns, row_stride, piece_stride, "float32", _PAD)
 

@@ -322,7 +322,7 @@ __device__ __forceinline__ void tk_block_product(const float* a, const float* b,
   static_assert(STEP == 1 || (K % STEP == 0 && DEPTH % STEP == 0), "whole steps");
   const int lane = (int)threadIdx.x % LANES_N, group_m = (int)threadIdx.x / LANES_N % GROUPS_M;
   const int group_k = (int)threadIdx.x / (LANES_N * GROUPS_M);
-  constexpr bool STORE = DIRECT && GROUPS_K == 1;
+  constexpr bool STORE = DIRECT && GROUPS_K == 1, EXACT = M % MICRO_M == 0 && N % (LANES_N * MICRO_N) == 0;
   if (group_k < GROUPS_K) {
     const int k_begin = group_k * DEPTH, k_end = tk_min(k_begin + DEPTH, K);
 #pragma unroll 1
@@ -347,14 +347,14 @@ __device__ __forceinline__ void tk_block_product(const float* a, const float* b,
 #pragma unroll
           for (int j = 0; j < MICRO_N; ++j) {
             const int row = m + i, column = n + j * LANES_N;
+            if (!EXACT && (row >= M || column >= N)) continue;
             if constexpr (STORE) {
-              if (row < rows && column < columns) {
-                Results results;
-                compute(row, column, total[i][j], results);
-                write(row, column, results);
-              }
+              if (!WHOLE && (row >= rows || column >= columns)) continue;
+              Results results;
+              compute(row, column, total[i][j], results);
+              write(row, column, results);
             } else {
-              if (row < M && column < N) sums[(group_k * M + row) * N + column] = total[i][j];
+              sums[(group_k * M + row) * N + column] = total[i][j];
             }
           }
       }
@@ -402,19 +402,15 @@ __device__ __forceinline__ void tk_block_fill(float* to, Load load) {
 // background and have arrived after tk_cp_async_wait<0> and a block barrier. An entry's source begins at
 // byte `from` of tensor number `tensor` (-1: the workspace) and moves by `piece_bytes` and `step_bytes` from
 // piece to piece and from step to step of a loop; rows are `row_bytes` apart there and `shared_row_bytes` in
-// shared memory. `runs` are its rows times the runs of four elements in each; a division by `runs_per_row` is
-// a multiplication with `reciprocal`.
+// shared memory. `runs` are its rows times the runs in each, of four elements or, with `width` 1, of one; a
+// division by `runs_per_row` is a multiplication with `reciprocal`.
 
 struct TkCopy {
   int tensor;
   unsigned to;
   long long from, piece_bytes, step_bytes;
   int runs, runs_per_row;
-  unsigned reciprocal;
-  int columns;
-  long long row_bytes;
-  int shared_row_bytes;
-  int vector;
+  unsigned reciprocal, row_bytes, shared_row_bytes, width;
 };
 
 template <int COUNT, int THREADS>
@@ -425,18 +421,22 @@ __device__ __forceinline__ void tk_fetch(const TkCopy (&copies)[COUNT], void* co
     const TkCopy copy = copies[c];
     const unsigned char* base = copy.tensor < 0 ? workspace : (const unsigned char*)tensors[copy.tensor];
     const unsigned char* source = base + copy.from + piece * copy.piece_bytes + step * copy.step_bytes;
-    const bool vector = copy.vector != 0 && (unsigned long long)source % 16 == 0;
-#pragma unroll 2
+    const bool vector = copy.width == 4 && (unsigned long long)source % 16 == 0;
+#pragma unroll 1
     for (int run = (int)threadIdx.x % 32; run < copy.runs; run += 32) {
-      const int row = copy.runs_per_row == 1 ? run : (int)__umulhi((unsigned)run, copy.reciprocal);
-      const int column = (run - row * copy.runs_per_row) * 4;
-      unsigned char* to = shared + copy.to + row * copy.shared_row_bytes + column * 4;
-      const unsigned char* from = source + row * copy.row_bytes + column * 4;
+      const unsigned row = copy.runs_per_row == 1 ? (unsigned)run : __umulhi((unsigned)run, copy.reciprocal);
+      const unsigned column_bytes = ((unsigned)run - row * (unsigned)copy.runs_per_row) * copy.width * 4;
+      unsigned char* to = shared + copy.to + row * copy.shared_row_bytes + column_bytes;
+      const unsigned char* from = source + (unsigned long long)row * copy.row_bytes + column_bytes;
       if (vector) {
         tk_cp_async_16(to, from);
       } else {
-#pragma unroll 1
-        for (int i = 0; i < 4 && column + i < copy.columns; ++i) tk_cp_async_4(to + 4 * i, from + 4 * i);
+        tk_cp_async_4(to, from);
+        if (copy.width == 4) {  // rows that are not aligned here
+          tk_cp_async_4(to + 4, from + 4);
+          tk_cp_async_4(to + 8, from + 8);
+          tk_cp_async_4(to + 12, from + 12);
+        }
       }
     }
   }
@@ -475,18 +475,18 @@ __device__ __forceinline__ void task_1_cell_row_sums(const TkParams& p, int piec
 }
 
 __constant__ TkCopy tk_copies_2_common_0[4] = {
-  {0, 768, 0, 0, 0, 120, 10, 429496730, 40, 160, 176, 1} /* w */,
-  {0, 2880, 1920, 0, 0, 120, 10, 429496730, 40, 160, 176, 1} /* w */,
-  {0, 4992, 3840, 0, 0, 120, 10, 429496730, 40, 160, 176, 1} /* w */,
-  {0, 7104, 5760, 0, 0, 40, 10, 429496730, 40, 160, 176, 1} /* w */,
+  {0, 768, 0, 0, 0, 120, 10, 429496730, 160, 176, 4} /* w */,
+  {0, 2880, 1920, 0, 0, 120, 10, 429496730, 160, 176, 4} /* w */,
+  {0, 4992, 3840, 0, 0, 120, 10, 429496730, 160, 176, 4} /* w */,
+  {0, 7104, 5760, 0, 0, 40, 10, 429496730, 160, 176, 4} /* w */,
 };
 
 __constant__ TkCopy tk_copies_2_piece_0[1] = {
-  {2, 256, 0, 160, 1440, 10, 10, 429496730, 40, 160, 160, 1} /* row */,
+  {2, 256, 0, 160, 1440, 10, 10, 429496730, 160, 160, 4} /* row */,
 };
 
 __constant__ TkCopy tk_copies_2_piece_1[1] = {
-  {3, 512, 0, 160, 0, 10, 10, 429496730, 40, 160, 176, 1} /* carry */,
+  {3, 512, 0, 160, 0, 10, 10, 429496730, 160, 176, 4} /* carry */,
 };
 
 // Task 2, stage 2: product after: stores after; epilogue z, after; inlines z; 9 pieces; block 9x40x40 tile 1x40x40

@@ -322,7 +322,7 @@ __device__ __forceinline__ void tk_block_product(const float* a, const float* b,
   static_assert(STEP == 1 || (K % STEP == 0 && DEPTH % STEP == 0), "whole steps");
   const int lane = (int)threadIdx.x % LANES_N, group_m = (int)threadIdx.x / LANES_N % GROUPS_M;
   const int group_k = (int)threadIdx.x / (LANES_N * GROUPS_M);
-  constexpr bool STORE = DIRECT && GROUPS_K == 1;
+  constexpr bool STORE = DIRECT && GROUPS_K == 1, EXACT = M % MICRO_M == 0 && N % (LANES_N * MICRO_N) == 0;
   if (group_k < GROUPS_K) {
     const int k_begin = group_k * DEPTH, k_end = tk_min(k_begin + DEPTH, K);
 #pragma unroll 1
@@ -347,14 +347,14 @@ __device__ __forceinline__ void tk_block_product(const float* a, const float* b,
 #pragma unroll
           for (int j = 0; j < MICRO_N; ++j) {
             const int row = m + i, column = n + j * LANES_N;
+            if (!EXACT && (row >= M || column >= N)) continue;
             if constexpr (STORE) {
-              if (row < rows && column < columns) {
-                Results results;
-                compute(row, column, total[i][j], results);
-                write(row, column, results);
-              }
+              if (!WHOLE && (row >= rows || column >= columns)) continue;
+              Results results;
+              compute(row, column, total[i][j], results);
+              write(row, column, results);
             } else {
-              if (row < M && column < N) sums[(group_k * M + row) * N + column] = total[i][j];
+              sums[(group_k * M + row) * N + column] = total[i][j];
             }
           }
       }
@@ -402,19 +402,15 @@ __device__ __forceinline__ void tk_block_fill(float* to, Load load) {
 // background and have arrived after tk_cp_async_wait<0> and a block barrier. An entry's source begins at
 // byte `from` of tensor number `tensor` (-1: the workspace) and moves by `piece_bytes` and `step_bytes` from
 // piece to piece and from step to step of a loop; rows are `row_bytes` apart there and `shared_row_bytes` in
-// shared memory. `runs` are its rows times the runs of four elements in each; a division by `runs_per_row` is
-// a multiplication with `reciprocal`.
+// shared memory. `runs` are its rows times the runs in each, of four elements or, with `width` 1, of one; a
+// division by `runs_per_row` is a multiplication with `reciprocal`.
 
 struct TkCopy {
   int tensor;
   unsigned to;
   long long from, piece_bytes, step_bytes;
   int runs, runs_per_row;
-  unsigned reciprocal;
-  int columns;
-  long long row_bytes;
-  int shared_row_bytes;
-  int vector;
+  unsigned reciprocal, row_bytes, shared_row_bytes, width;
 };
 
 template <int COUNT, int THREADS>
@@ -425,18 +421,22 @@ __device__ __forceinline__ void tk_fetch(const TkCopy (&copies)[COUNT], void* co
     const TkCopy copy = copies[c];
     const unsigned char* base = copy.tensor < 0 ? workspace : (const unsigned char*)tensors[copy.tensor];
     const unsigned char* source = base + copy.from + piece * copy.piece_bytes + step * copy.step_bytes;
-    const bool vector = copy.vector != 0 && (unsigned long long)source % 16 == 0;
-#pragma unroll 2
+    const bool vector = copy.width == 4 && (unsigned long long)source % 16 == 0;
+#pragma unroll 1
     for (int run = (int)threadIdx.x % 32; run < copy.runs; run += 32) {
-      const int row = copy.runs_per_row == 1 ? run : (int)__umulhi((unsigned)run, copy.reciprocal);
-      const int column = (run - row * copy.runs_per_row) * 4;
-      unsigned char* to = shared + copy.to + row * copy.shared_row_bytes + column * 4;
-      const unsigned char* from = source + row * copy.row_bytes + column * 4;
+      const unsigned row = copy.runs_per_row == 1 ? (unsigned)run : __umulhi((unsigned)run, copy.reciprocal);
+      const unsigned column_bytes = ((unsigned)run - row * (unsigned)copy.runs_per_row) * copy.width * 4;
+      unsigned char* to = shared + copy.to + row * copy.shared_row_bytes + column_bytes;
+      const unsigned char* from = source + (unsigned long long)row * copy.row_bytes + column_bytes;
       if (vector) {
         tk_cp_async_16(to, from);
       } else {
-#pragma unroll 1
-        for (int i = 0; i < 4 && column + i < copy.columns; ++i) tk_cp_async_4(to + 4 * i, from + 4 * i);
+        tk_cp_async_4(to, from);
+        if (copy.width == 4) {  // rows that are not aligned here
+          tk_cp_async_4(to + 4, from + 4);
+          tk_cp_async_4(to + 8, from + 8);
+          tk_cp_async_4(to + 12, from + 12);
+        }
       }
     }
   }
@@ -455,17 +455,22 @@ struct TkParams {
   float scalar_rate;
 };
 
-__constant__ TkCopy tk_copies_0_common_0[5] = {
-  {5, 2432, 0, 0, 0, 1, 1, 0, 2, 8, 8, 0} /* b1 */,
-  {3, 2560, 0, 0, 0, 9, 9, 477218589, 33, 132, 132, 0} /* b0 */,
-  {4, 3328, 0, 0, 0, 33, 1, 0, 2, 8, 32, 0} /* w1 */,
-  {2, 4480, 0, 0, 0, 126, 9, 477218589, 33, 132, 160, 0} /* w0 */,
-  {2, 6720, 1848, 0, 0, 54, 9, 477218589, 33, 132, 160, 0} /* w0 */,
+__constant__ TkCopy tk_copies_0_common_0[10] = {
+  {5, 2432, 0, 0, 0, 2, 2, 2147483648u, 8, 8, 1} /* b1 */,
+  {3, 2560, 0, 0, 0, 33, 33, 130150525, 132, 132, 1} /* b0 */,
+  {4, 3328, 0, 0, 0, 66, 2, 2147483648u, 8, 32, 1} /* w1 */,
+  {2, 4480, 0, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
+  {2, 4960, 396, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
+  {2, 5440, 792, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
+  {2, 5920, 1188, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
+  {2, 6400, 1584, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
+  {2, 6880, 1980, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
+  {2, 7360, 2376, 0, 0, 66, 33, 130150525, 132, 160, 1} /* w0 */,
 };
 
 __constant__ TkCopy tk_copies_0_piece_0[2] = {
-  {1, 1792, 0, 40, 0, 3, 3, 1431655766, 10, 40, 40, 0} /* y */,
-  {0, 2816, 0, 400, 0, 25, 5, 858993460, 20, 80, 96, 1} /* x */,
+  {1, 1792, 0, 40, 0, 10, 10, 429496730, 40, 40, 1} /* y */,
+  {0, 2816, 0, 400, 0, 25, 5, 858993460, 80, 96, 4} /* x */,
 };
 
 // Task 0, stage 0: product slope: stores h, slope; epilogue h, h_squared, slope; inlines h_squared; 8 pieces; block 40x33x20 tile 5x33x20
@@ -731,7 +736,7 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
   // Stage 0: region of 8 pieces of 5 rows, 8 parts
   if (blockIdx.x < 8) {
     TK_TASK(0, 0);
-    tk_fetch<5, 512>(tk_copies_0_common_0, (void* const*)&p + 2, p.workspace, shared, 0, 0);
+    tk_fetch<10, 512>(tk_copies_0_common_0, (void* const*)&p + 2, p.workspace, shared, 0, 0);
   }
 #pragma unroll 1
   for (int piece = blockIdx.x; piece < 8; piece += gridDim.x) {

@@ -590,7 +590,7 @@ __device__ __forceinline__ void tk_block_product(const float* a, const float* b,
   static_assert(STEP == 1 || (K % STEP == 0 && DEPTH % STEP == 0), "whole steps");
   const int lane = (int)threadIdx.x % LANES_N, group_m = (int)threadIdx.x / LANES_N % GROUPS_M;
   const int group_k = (int)threadIdx.x / (LANES_N * GROUPS_M);
-  constexpr bool STORE = DIRECT && GROUPS_K == 1;
+  constexpr bool STORE = DIRECT && GROUPS_K == 1, EXACT = M % MICRO_M == 0 && N % (LANES_N * MICRO_N) == 0;
   if (group_k < GROUPS_K) {
     const int k_begin = group_k * DEPTH, k_end = tk_min(k_begin + DEPTH, K);
 #pragma unroll 1
@@ -615,14 +615,14 @@ __device__ __forceinline__ void tk_block_product(const float* a, const float* b,
 #pragma unroll
           for (int j = 0; j < MICRO_N; ++j) {
             const int row = m + i, column = n + j * LANES_N;
+            if (!EXACT && (row >= M || column >= N)) continue;
             if constexpr (STORE) {
-              if (row < rows && column < columns) {
-                Results results;
-                compute(row, column, total[i][j], results);
-                write(row, column, results);
-              }
+              if (!WHOLE && (row >= rows || column >= columns)) continue;
+              Results results;
+              compute(row, column, total[i][j], results);
+              write(row, column, results);
             } else {
-              if (row < M && column < N) sums[(group_k * M + row) * N + column] = total[i][j];
+              sums[(group_k * M + row) * N + column] = total[i][j];
             }
           }
       }

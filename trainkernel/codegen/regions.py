@@ -72,16 +72,16 @@ def plan_fetches(
 
 
 def _entries(copy: Staged, at: int, storage: Storage, tensor: int, step_stride: int) -> Iterator[str]:
-    """Rows of the table, each of at most ``_MAX_RUNS`` runs of four elements."""
-    runs_per_row = -(-copy.columns // 4)
+    """Rows of the table, each of at most ``_MAX_RUNS`` runs."""
     vector = copy.columns % 4 == 0 and (copy.rows == 1 or (copy.row_stride % 4 == 0 and copy.stride % 4 == 0))
+    width = 4 if vector else 1
+    runs_per_row = copy.columns // width
     rows = max(1, min(copy.rows, _MAX_RUNS // runs_per_row))
-    columns = copy.columns if copy.rows > 1 else min(copy.columns, 4 * _MAX_RUNS)
+    columns = copy.columns if copy.rows > 1 else min(copy.columns, width * _MAX_RUNS)
     start = storage.element_offset + copy.offset + (storage.index // _ITEMSIZE_BYTES if tensor < 0 else 0)
     for row in range(0, copy.rows, rows):
         for column in range(0, copy.columns, columns):
-            own_rows, own_columns = min(rows, copy.rows - row), min(columns, copy.columns - column)
-            own_runs = -(-own_columns // 4)
+            own_rows, own_runs = min(rows, copy.rows - row), min(columns, copy.columns - column) // width
             numbers = [
                 tensor,
                 at + _ITEMSIZE_BYTES * (row * copy.stride + column),
@@ -91,10 +91,9 @@ def _entries(copy: Staged, at: int, storage: Storage, tensor: int, step_stride: 
                 own_rows * own_runs,
                 own_runs,
                 -(-(2**32) // own_runs) % 2**32,
-                own_columns,
                 _ITEMSIZE_BYTES * copy.row_stride,
                 _ITEMSIZE_BYTES * copy.stride,
-                int(vector),
+                width,
             ]
             values = ", ".join(f"{number}u" if number >= 2**31 else str(number) for number in numbers)
             yield f"{{{values}}} /* {escape(copy.buffer)} */"

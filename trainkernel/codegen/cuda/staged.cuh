@@ -4,19 +4,15 @@
 // background and have arrived after tk_cp_async_wait<0> and a block barrier. An entry's source begins at
 // byte `from` of tensor number `tensor` (-1: the workspace) and moves by `piece_bytes` and `step_bytes` from
 // piece to piece and from step to step of a loop; rows are `row_bytes` apart there and `shared_row_bytes` in
-// shared memory. `runs` are its rows times the runs of four elements in each; a division by `runs_per_row` is
-// a multiplication with `reciprocal`.
+// shared memory. `runs` are its rows times the runs in each, of four elements or, with `width` 1, of one; a
+// division by `runs_per_row` is a multiplication with `reciprocal`.
 
 struct TkCopy {
   int tensor;
   unsigned to;
   long long from, piece_bytes, step_bytes;
   int runs, runs_per_row;
-  unsigned reciprocal;
-  int columns;
-  long long row_bytes;
-  int shared_row_bytes;
-  int vector;
+  unsigned reciprocal, row_bytes, shared_row_bytes, width;
 };
 
 template <int COUNT, int THREADS>
@@ -27,18 +23,22 @@ __device__ __forceinline__ void tk_fetch(const TkCopy (&copies)[COUNT], void* co
     const TkCopy copy = copies[c];
     const unsigned char* base = copy.tensor < 0 ? workspace : (const unsigned char*)tensors[copy.tensor];
     const unsigned char* source = base + copy.from + piece * copy.piece_bytes + step * copy.step_bytes;
-    const bool vector = copy.vector != 0 && (unsigned long long)source % 16 == 0;
-#pragma unroll 2
+    const bool vector = copy.width == 4 && (unsigned long long)source % 16 == 0;
+#pragma unroll 1
     for (int run = (int)threadIdx.x % 32; run < copy.runs; run += 32) {
-      const int row = copy.runs_per_row == 1 ? run : (int)__umulhi((unsigned)run, copy.reciprocal);
-      const int column = (run - row * copy.runs_per_row) * 4;
-      unsigned char* to = shared + copy.to + row * copy.shared_row_bytes + column * 4;
-      const unsigned char* from = source + row * copy.row_bytes + column * 4;
+      const unsigned row = copy.runs_per_row == 1 ? (unsigned)run : __umulhi((unsigned)run, copy.reciprocal);
+      const unsigned column_bytes = ((unsigned)run - row * (unsigned)copy.runs_per_row) * copy.width * 4;
+      unsigned char* to = shared + copy.to + row * copy.shared_row_bytes + column_bytes;
+      const unsigned char* from = source + (unsigned long long)row * copy.row_bytes + column_bytes;
       if (vector) {
         tk_cp_async_16(to, from);
       } else {
-#pragma unroll 1
-        for (int i = 0; i < 4 && column + i < copy.columns; ++i) tk_cp_async_4(to + 4 * i, from + 4 * i);
+        tk_cp_async_4(to, from);
+        if (copy.width == 4) {  // rows that are not aligned here
+          tk_cp_async_4(to + 4, from + 4);
+          tk_cp_async_4(to + 8, from + 8);
+          tk_cp_async_4(to + 12, from + 12);
+        }
       }
     }
   }
