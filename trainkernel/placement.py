@@ -32,7 +32,7 @@ from trainkernel.schedule import (
     Stage,
     Task,
 )
-from trainkernel.shared import RegionParts, block_barriers, lay_out
+from trainkernel.shared import RegionParts, block_barriers, copies_of, lay_out, scratch_use
 from trainkernel.target import Target
 
 MAX_ELEMENTS_PER_THREAD = 4
@@ -427,7 +427,9 @@ class _Graph:
         strangers = {name for node in inside for name in node.reads - node.aligned}
         stores = tuple(name for name in region.written if name not in layout.slabs)
         near = frozenset((set(reads) | set(stores)) - strangers)
-        block = BlockRegion(split, parts, waits, near, layout)
+        copies = tuple(copies_of(region, number, layout) for number in range(len(parts)))
+        scratch = tuple(scratch_use(region, part) for part in parts)
+        block = BlockRegion(split, parts, waits, near, layout, copies, scratch)
         return Task("region", parts[-1].name, stores=stores, reads=reads, num_pieces=split.pieces, region=block)
 
     def _is_private(self, name: str, inside: Sequence[_Node]) -> bool:

@@ -171,6 +171,7 @@ def panel_floats(outer: int, depth: int) -> int:
     return max(outer * (depth + PANEL_PAD), depth * (outer + PANEL_PAD))
 
 
+@lru_cache(maxsize=1024)
 def _best_panels(
     batch: int, shape: tuple[int, int, int], target: Target, options: Options
 ) -> tuple[float, ProductPlan] | None:

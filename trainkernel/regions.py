@@ -14,14 +14,14 @@ alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
 from trainkernel.access import AccessWalker
 from trainkernel.alignment import PARTIAL, ROW, accesses, is_aligned
 from trainkernel.arithmetic import domain_of, kind_of, scale_of
-from trainkernel.ir import Operation, Program, TensorSpec
+from trainkernel.ir import Item, Operation, Program, TensorSpec
 from trainkernel.ops import OPS
 from trainkernel.options import Options
 from trainkernel.products import plan_product, product_cost_us
@@ -31,6 +31,7 @@ _MIN_MEETINGS = 2
 _MAX_LABELS = 3
 _MAX_TRIALS = 12
 _MIN_TRIAL_FLOPS = 1_000_000
+_SLAB_SHARE = 1.2
 _PARTIAL_REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 # Time of a part of a piece, microseconds, with 256 threads on one SM; measured on an H200.
 _PART_US = 0.25
@@ -68,6 +69,10 @@ class RegionPlan:
     rows: frozenset[str]
     partials: frozenset[str]
 
+    def has(self, name: str) -> bool:
+        """Whether the operation that makes a buffer is inside of the region."""
+        return name in self.rows or name in self.partials
+
     def role(self, operation: Operation) -> str | None:
         """``ROW``, ``PARTIAL``, or None for an operation outside of the region."""
         name = operation.outputs[0].buffer
@@ -89,7 +94,7 @@ def plan_region(program: Program, target: Target, options: Options) -> RegionPla
         choices = list(_divisors(label, target.num_sms)) if asked is None else _asked(label, asked)
         if not choices:
             continue
-        for rows, partials in _classifications(program, label, model, choices):
+        for rows, partials in _classifications(Cuts(program, label), model, choices):
             for pieces in choices if rows else ():
                 plan = RegionPlan(Split(label, pieces), rows, partials)
                 cost = model.total_us(plan)
@@ -99,20 +104,20 @@ def plan_region(program: Program, target: Target, options: Options) -> RegionPla
 
 
 def _classifications(
-    program: Program, label: int, model: RegionCost, choices: list[int]
+    cuts: Cuts, model: RegionCost, choices: list[int]
 ) -> Iterator[tuple[frozenset[str], frozenset[str]]]:
     """What a label cuts; then, one after another, with those products left to the whole grid that are cheaper there."""
-    all_rows, partials = classify(program, label, frozenset(), frozenset())
+    all_rows, partials = classify(cuts, frozenset(), frozenset())
     yield all_rows, partials
-    if label == 1:
+    if cuts.label == 1 or not all_rows:
         return
     rows, whole = all_rows, frozenset[str]()
-    plan = RegionPlan(Split(label, choices[-1]), rows, partials)
+    plan = RegionPlan(Split(cuts.label, choices[-1]), rows, partials)
     for operation in model.largest_products():
         name = operation.outputs[0].buffer
         if name not in plan.rows and name not in plan.partials:
             continue
-        rows, partials = classify(program, label, whole | {name}, all_rows)
+        rows, partials = classify(cuts, whole | {name}, all_rows)
         trial = RegionPlan(plan.split, rows, partials)
         if rows and model.total_us(trial) < model.total_us(plan):
             whole, plan = whole | {name}, trial
@@ -154,18 +159,53 @@ def _labels(program: Program, operations: list[Operation]) -> list[int]:
 # ---------------------------------------------------------------------------- what a label cuts
 
 
-def classify(
-    program: Program, label: int, outside: frozenset[str], all_rows: frozenset[str]
-) -> tuple[frozenset[str], frozenset[str]]:
+class Cuts:
+    """What each operation of a program reads of its own rows under a label, found once."""
+
+    def __init__(self, program: Program, label: int) -> None:
+        self.label = label
+        self.operations = [item for item in program.operations if isinstance(item, Operation) and _num_elements(item)]
+        self.inputs = {spec.buffer: spec for spec in program.inputs}
+        self._declared = {spec.buffer: spec for spec in program.buffers()}
+        self._walker = AccessWalker({})
+        self._found: dict[tuple[str, str], tuple[frozenset[str], frozenset[str]] | None] = {}
+
+    def reads(self, operation: Operation, role: str) -> tuple[frozenset[str], frozenset[str]] | None:
+        """Buffers of which the operation reads its own rows alone, and the others; None if it cannot be cut so."""
+        key = operation.outputs[0].buffer, role
+        if key not in self._found:
+            self._found[key] = self._reads(operation, role)
+        return self._found[key]
+
+    def _reads(self, operation: Operation, role: str) -> tuple[frozenset[str], frozenset[str]] | None:
+        fits = _computed_in_block(operation, self.label) if role == ROW else _may_be_partial(operation)
+        found = accesses(operation, self._walker, self.label, role) if fits else None
+        if found is None:
+            return None
+        astray = frozenset(
+            access.buffer
+            for access in found
+            if not is_aligned(access, _row_elements(self._declared[access.buffer]), self.label)
+        )
+        return frozenset(access.buffer for access in found) - astray, astray
+
+    def has_row_of_input(self, own: frozenset[str]) -> bool:
+        """Whether one of the buffers is an input that has as many rows as the label."""
+        if self.label == 1:
+            return True
+        inputs = [self.inputs[name] for name in own if name in self.inputs]
+        return any(isinstance(spec, TensorSpec) and spec.ndim and spec.shape[0] == self.label for spec in inputs)
+
+
+def classify(cuts: Cuts, outside: frozenset[str], all_rows: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
     """The buffers computed row by row under a label, and those that sum over rows.
 
     The operations that make those ``outside`` are left to the whole grid; ``all_rows`` says which of them
     have rows all the same.
     """
-    declared = {spec.buffer: spec for spec in program.buffers()}
     whole: set[str] = set()
     while True:
-        walk = _Classification(program, declared, label, whole | outside, outside & all_rows)
+        walk = _Classification(cuts, whole | outside, outside & all_rows)
         if not walk.misread:
             return walk.result()
         whole |= walk.misread
@@ -180,36 +220,24 @@ class _Classification:
     what continues a result of the whole grid.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        declared: dict[str, TensorSpec],
-        label: int,
-        whole: set[str],
-        outside: frozenset[str],
-    ) -> None:
-        self._declared = declared
-        self._label = label
-        self._walker = AccessWalker({})
-        self._inputs = {spec.buffer: spec for spec in program.inputs}
+    def __init__(self, cuts: Cuts, whole: set[str], outside: frozenset[str]) -> None:
+        self._cuts = cuts
         self._outside = outside
-        self._operations = [item for item in program.operations if isinstance(item, Operation)]
         self._rows: set[str] = set()
         self._weak: set[str] = set()
         self._shallow: set[str] = set()
         self._partials: set[str] = set()
         self.misread: set[str] = set()
-        for operation in self._operations:
-            name = operation.outputs[0].buffer
-            if _num_elements(operation) and name not in whole:
+        for operation in cuts.operations:
+            if operation.outputs[0].buffer not in whole:
                 self._place(operation)
 
     def _place(self, operation: Operation) -> None:
         operands = {spec.buffer for spec in operation.tensor_inputs}
         read_rows = operands & self._rows
-        strangers = operands - self._rows - set(self._inputs) - self._outside
+        strangers = operands - self._rows - self._cuts.inputs.keys() - self._outside
         if (read_rows - self._shallow) or (operands & self._outside) or not strangers:
-            reads = self._reads(operation, ROW)
+            reads = self._cuts.reads(operation, ROW)
             if reads is not None:
                 own, astray = reads
                 if astray & self._rows and astray & self._rows <= self._weak and read_rows - self._weak:
@@ -217,45 +245,24 @@ class _Classification:
                 if not astray & self._rows and (own & self._outside or not strangers or own & self._rows):
                     self._take(operation, read_rows, own)
                     return
-        if (read_rows or operands & self._outside) and _may_be_partial(operation):
-            reads = self._reads(operation, PARTIAL)
+        if read_rows or operands & self._outside:
+            reads = self._cuts.reads(operation, PARTIAL)
             if reads is not None and reads[0] & (self._rows | self._outside) and not reads[1] & self._rows:
                 self._partials.add(operation.outputs[0].buffer)
 
-    def _take(self, operation: Operation, read_rows: set[str], own: set[str]) -> None:
+    def _take(self, operation: Operation, read_rows: set[str], own: frozenset[str]) -> None:
         """An operation computed row by row."""
         outputs = {spec.buffer for spec in operation.outputs}
         self._rows |= outputs
-        if not (read_rows - self._weak) and not own & self._outside and not self._has_row_of_input(own):
+        if not (read_rows - self._weak) and not own & self._outside and not self._cuts.has_row_of_input(own):
             self._weak |= outputs
         if kind_of(operation) == "pointwise" and read_rows <= self._shallow and not own & self._outside:
             self._shallow |= outputs
 
-    def _reads(self, operation: Operation, role: str) -> tuple[set[str], set[str]] | None:
-        """Buffers of which the operation reads its own rows alone, and the others; None if it cannot be cut so."""
-        if role == ROW and not _computed_in_block(operation, self._label):
-            return None
-        found = accesses(operation, self._walker, self._label, role)
-        if found is None:
-            return None
-        astray = {
-            access.buffer
-            for access in found
-            if not is_aligned(access, _row_elements(self._declared[access.buffer]), self._label)
-        }
-        return {access.buffer for access in found} - astray, astray
-
-    def _has_row_of_input(self, own: set[str]) -> bool:
-        """Whether one of the buffers is an input that has as many rows as the label."""
-        if self._label == 1:
-            return True
-        inputs = [self._inputs[name] for name in own if name in self._inputs]
-        return any(isinstance(spec, TensorSpec) and spec.ndim and spec.shape[0] == self._label for spec in inputs)
-
     def result(self) -> tuple[frozenset[str], frozenset[str]]:
         """Rows, without weak and shallow ones that no other row needs, and partials."""
-        kept = self._rows - self._weak - (self._shallow if self._label > 1 else set())
-        for operation in reversed(self._operations):
+        kept = self._rows - self._weak - (self._shallow if self._cuts.label > 1 else set())
+        for operation in reversed(self._cuts.operations):
             name = operation.outputs[0].buffer
             if name in kept or name in self._partials:
                 kept |= {spec.buffer for spec in operation.tensor_inputs} & self._rows
@@ -296,27 +303,60 @@ def _product_flops(operation: Operation) -> int:
     return 2 * operation.outputs[0].num_elements * a.shape[-1]
 
 
+@dataclass(frozen=True)
+class _ItemCost:
+    """What the model needs of an item: an operation's numbers, or a loop's operands and results alone.
+
+    ``read_whole`` are the operands of which every row reads everything, ``leading`` the first size of each.
+    """
+
+    operation: Operation | None
+    name: str
+    operands: tuple[str, ...]
+    outputs: tuple[str, ...]
+    kind: str
+    flops: int
+    num_elements: int
+    read_elements: int
+    stage_us: float
+    read_whole: tuple[str, ...]
+    leading: Mapping[str, int]
+
+    @staticmethod
+    def of(item: Item, target: Target, options: Options) -> _ItemCost:
+        operands = tuple(spec.buffer for spec in item.tensor_inputs)
+        outputs = tuple(spec.buffer for spec in item.outputs)
+        if not isinstance(item, Operation) or not _num_elements(item):
+            return _ItemCost(None, outputs[0], operands, outputs, "", 0, 0, 0, 0.0, (), {})
+        kind = kind_of(item)
+        return _ItemCost(
+            item,
+            outputs[0],
+            operands,
+            outputs,
+            kind,
+            _product_flops(item) if kind == "product" else 0,
+            _num_elements(item),
+            sum(spec.num_elements for spec in item.tensor_inputs),
+            _stage_us(item, target, options),
+            _read_whole(item),
+            {spec.buffer: spec.shape[0] if spec.ndim else 0 for spec in item.tensor_inputs},
+        )
+
+
 class RegionCost:
     """Estimated time of a program under a region plan: the pieces, and the stages of the grid around them."""
 
     def __init__(self, program: Program, target: Target, options: Options) -> None:
         self._target = target
-        self._items = program.operations
-        self._operations = [item for item in program.operations if isinstance(item, Operation)]
-        self._declared = {spec.buffer: spec for spec in program.buffers()}
-        self._inputs = {spec.buffer for spec in program.inputs}
-        self._stage_us = {
-            operation.outputs[0].buffer: _stage_us(operation, target, options)
-            for operation in self._operations
-            if _num_elements(operation)
-        }
+        self._items = [_ItemCost.of(item, target, options) for item in program.operations]
+        self._sizes = {spec.buffer: 4 * spec.num_elements for spec in program.buffers()}
 
     def largest_products(self) -> list[Operation]:
         """The products that do most of the work, largest first."""
-        products = [operation for operation in self._operations if operation.outputs[0].buffer in self._stage_us]
-        products = [operation for operation in products if kind_of(operation) == "product"]
-        ranked = sorted(products, key=_product_flops, reverse=True)
-        return [operation for operation in ranked[:_MAX_TRIALS] if _product_flops(operation) >= _MIN_TRIAL_FLOPS]
+        products = [item for item in self._items if item.flops >= _MIN_TRIAL_FLOPS]
+        ranked = sorted(products, key=lambda item: -item.flops)[:_MAX_TRIALS]
+        return [item.operation for item in ranked if item.operation is not None]
 
     def total_us(self, plan: RegionPlan | None) -> float:
         """Time of the pieces, of the longest path through the rest, and of the rest's work."""
@@ -328,13 +368,17 @@ class RegionCost:
         """One wave of pieces after another, and the partial results that they leave."""
         split = plan.split
         waves = -(-split.pieces // self._target.num_sms)
-        inside = [operation for operation in self._operations if plan.role(operation) is not None]
-        piece_us, partial_bytes = _REGION_US, 0
-        for operation in inside:
-            partial = operation.outputs[0].buffer in plan.partials
+        inside = [item for item in self._items if plan.has(item.name)]
+        piece_us, partial_bytes, slab_bytes = _REGION_US, 0, 0
+        for item in inside:
+            partial = item.name in plan.partials
             if partial:
-                partial_bytes += 4 * split.pieces * operation.outputs[0].num_elements
-            piece_us += _part_us(operation, split.pieces, partial)
+                partial_bytes += 4 * split.pieces * item.num_elements
+            elif item.kind != "pointwise":
+                slab_bytes += 4 * item.num_elements // split.pieces
+            piece_us += _part_us(item, split.pieces, partial)
+        if split.pieces > 1 and slab_bytes > _SLAB_SHARE * self._target.shared_bytes_per_block:
+            return float("inf")  # values would go through device memory, part by part
         kept_bytes, streamed_bytes = self._bytes_from_outside(inside, plan)
         blocks = min(split.pieces, self._target.num_sms)
         moved_us = max(
@@ -343,48 +387,50 @@ class RegionCost:
         )
         return waves * (piece_us + moved_us) + 2 * partial_bytes / _PARTIAL_BYTES_PER_US
 
-    def _bytes_from_outside(self, inside: list[Operation], plan: RegionPlan) -> tuple[float, float]:
+    def _bytes_from_outside(self, inside: list[_ItemCost], plan: RegionPlan) -> tuple[float, float]:
         """What a block fetches for a piece: what it keeps, and what does not fit, with each use."""
         room = 0.6 * self._target.shared_bytes_per_block
         uses: dict[tuple[str, bool], int] = {}
-        for operation in inside:
-            product = kind_of(operation) == "product"
-            whole = _read_whole(operation) if plan.role(operation) == ROW and plan.split.label > 1 else ()
-            for spec in operation.tensor_inputs:
-                if spec.buffer not in plan.rows:
-                    key = spec.buffer, spec.buffer not in whole and (product or spec.shape[:1] == (plan.split.label,))
+        for item in inside:
+            product = item.kind == "product"
+            whole = item.read_whole if item.name in plan.rows and plan.split.label > 1 else ()
+            for name in item.operands:
+                if name not in plan.rows:
+                    key = name, name not in whole and (product or item.leading[name] == plan.split.label)
                     uses[key] = uses.get(key, 0) + product
         kept, streamed = 0.0, 0.0
         for (buffer, own), count in uses.items():
-            size = 4 * self._declared[buffer].num_elements / (plan.split.pieces if own else 1)
+            size = self._sizes[buffer] / (plan.split.pieces if own else 1)
             room -= size
             kept += size if room > 0 else 0.0
             streamed += 0.0 if room > 0 else size * max(count, 1)
         return kept, streamed
 
     def _path_us(self, plan: RegionPlan | None) -> float:
-        """Time of the longest path through the operations on the whole grid, or of all their work if that is longer."""
+        """Time of the longest path through the operations on the whole grid, or of their work if that is longer."""
         finished: dict[str, tuple[float, bool]] = {}
-        work_us = 0.0
+        work_us, barrier_us = 0.0, self._target.grid_barrier_us
         for item in self._items:
-            before = [finished[spec.buffer] for spec in item.tensor_inputs if spec.buffer in finished]
-            start_us = max((us for us, _ in before), default=0.0)
-            own_us, inside = 0.0, False
-            if isinstance(item, Operation) and _num_elements(item):
-                role = plan.role(item) if plan is not None else None
-                inside = role is not None
-                if role is None:
-                    own_us = self._stage_us[item.outputs[0].buffer]
-                    if kind_of(item) == "product":
-                        work_us += _product_flops(item) / _BLOCK_FLOPS_PER_US / self._target.num_sms
-                        # A barrier before what reads the region's rows.
-                        own_us += self._target.grid_barrier_us if any(near for _, near in before) else 0.0
-                elif role == PARTIAL and plan is not None and plan.split.pieces > 1:
-                    own_us, inside = self._target.grid_barrier_us + _GRID_PART_US, False
-                elif any(not near for _, near in before if _ > 0):
+            start_us, after_rows, after_grid = 0.0, False, False
+            for name in item.operands:
+                if name in finished:
+                    us, near = finished[name]
+                    start_us = max(start_us, us)
+                    after_rows |= near
+                    after_grid |= not near and us > 0
+            own_us, inside = 0.0, plan is not None and plan.has(item.name)
+            if inside and plan is not None:
+                if item.name in plan.partials and plan.split.pieces > 1:
+                    own_us, inside = barrier_us + _GRID_PART_US, False
+                elif after_grid:
                     own_us = _REGION_US
-            for spec in item.outputs:
-                finished[spec.buffer] = (start_us + own_us, inside)
+            elif item.operation is not None:
+                own_us = item.stage_us
+                if item.kind == "product":
+                    work_us += item.flops / _BLOCK_FLOPS_PER_US / self._target.num_sms
+                    own_us += barrier_us if after_rows else 0.0  # before what reads the region's rows
+            for name in item.outputs:
+                finished[name] = (start_us + own_us, inside)
         return max(max((us for us, _ in finished.values()), default=0.0), work_us)
 
 
@@ -395,15 +441,15 @@ def _read_whole(operation: Operation) -> tuple[str, ...]:
     return tuple(spec.buffer for spec in operation.tensor_inputs[:-2] + operation.tensor_inputs[-1:])
 
 
-def _part_us(operation: Operation, pieces: int, partial: bool) -> float:
-    kind, elements = kind_of(operation), _num_elements(operation)
-    if kind == "product":
-        stored = elements if partial else elements / pieces
-        return _PART_US + _product_flops(operation) / pieces / _BLOCK_FLOPS_PER_US + 4 * stored / _BLOCK_BYTES_PER_US
-    if kind in ("reduction", "scan"):
-        read = sum(spec.num_elements for spec in operation.tensor_inputs)
-        return _PART_US + read / pieces / _BLOCK_EVALUATIONS_PER_US
-    return elements / pieces * (OPS[operation.op].cost + 1) / 4 / _BLOCK_EVALUATIONS_PER_US
+def _part_us(item: _ItemCost, pieces: int, partial: bool) -> float:
+    if item.kind == "product":
+        stored = item.num_elements if partial else item.num_elements / pieces
+        return _PART_US + item.flops / pieces / _BLOCK_FLOPS_PER_US + 4 * stored / _BLOCK_BYTES_PER_US
+    if item.kind in ("reduction", "scan"):
+        return _PART_US + item.read_elements / pieces / _BLOCK_EVALUATIONS_PER_US
+    assert item.operation is not None
+    evaluations = item.num_elements / pieces * (OPS[item.operation.op].cost + 1)
+    return evaluations / 4 / _BLOCK_EVALUATIONS_PER_US
 
 
 def _stage_us(operation: Operation, target: Target, options: Options) -> float:

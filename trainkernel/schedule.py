@@ -198,6 +198,10 @@ class BlockRegion:
     aligned : frozenset of str
         Buffers of which every part touches the piece's own rows alone.
     shared : SharedLayout
+    copies : tuple of tuple of Staged
+        The staged copies that each part reads.
+    scratch : tuple of str or None
+        How each part uses scratch: ``"write"``, or ``"read"`` if it waits by itself before it writes there.
     """
 
     split: Split
@@ -205,6 +209,8 @@ class BlockRegion:
     waits: tuple[bool, ...]
     aligned: frozenset[str]
     shared: SharedLayout
+    copies: tuple[tuple[Staged, ...], ...]
+    scratch: tuple[str | None, ...]
 
 
 def runs_whole(part: Task) -> bool:

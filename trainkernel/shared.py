@@ -288,7 +288,7 @@ def block_barriers(region: RegionParts, layout: SharedLayout) -> tuple[bool, ...
         if head_is_open:
             head |= touches
         pending |= touches
-        if _reduces_in_scratch(region.parts[number]):  # it waits by itself before it writes there
+        if scratch_use(region, region.parts[number]) == "read":
             pending |= _Touches(reads=frozenset((_SCRATCH,)))
     return (*waits, region.split.pieces > 1 and _near(pending).conflicts(_near(head)))
 
@@ -307,21 +307,30 @@ def _touches(region: RegionParts, number: int, layout: SharedLayout) -> _Touches
     part = region.parts[number]
     reads = {
         ("shared", layout.staged[copy], layout.staged[copy] + copy.size_bytes)
-        for copy in region.wishes(number)
-        if copy in layout.staged
+        for copy in copies_of(region, number, layout)
     }
     reads |= {_where(region, name, layout) for name in part.reads}
     writes = {_where(region, name, layout) for name in part.stores}
     if part.copy is not None:
         destination = part.copy.destination
         writes.add(_where(region, destination, layout) if isinstance(destination, str) else (str(destination), 0, 1))
-    if runs_whole(part) or (isinstance(part.plan, ProductPlan) and _scratch_bytes(region, part)):
+    if scratch_use(region, part) == "write":
         writes.add(_SCRATCH)
     return _Touches(frozenset(reads), frozenset(writes))
 
 
-def _reduces_in_scratch(part: Task) -> bool:
-    return isinstance(part.plan, ReductionPlan) and part.plan.path in ("block", "columns")
+def copies_of(region: RegionParts, number: int, layout: SharedLayout) -> tuple[Staged, ...]:
+    """The staged copies that a part reads."""
+    return tuple(copy for copy in region.wishes(number) if copy in layout.staged)
+
+
+def scratch_use(region: RegionParts, part: Task) -> str | None:
+    """``"write"`` if a part writes to scratch; ``"read"`` if it waits by itself before, so that only readers matter."""
+    if isinstance(part.plan, ReductionPlan) and part.plan.path in ("block", "columns"):
+        return "read"
+    if runs_whole(part) or (isinstance(part.plan, ProductPlan) and _scratch_bytes(region, part)):
+        return "write"
+    return None
 
 
 def _where(region: RegionParts, name: str, layout: SharedLayout) -> tuple[str, int, int]:

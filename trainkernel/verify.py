@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from trainkernel.errors import VerificationError
 from trainkernel.memory import ByteRange, Frame, MemoryPlan, Scope, byte_range, copied_range
-from trainkernel.schedule import BlockRegion, Schedule, Task
+from trainkernel.schedule import BlockRegion, Schedule, Staged, Task
 
 
 @dataclass(frozen=True)
@@ -53,19 +53,26 @@ class _Walk:
             near_only = second > 0
             if not near_only:
                 self._since["block"] = [touch for touch in self._since["block"] if touch.place.space != "shared"]
-            fetched = [ByteRange("shared", at, at + copy.size_bytes) for copy, at in region.shared.staged.items()]
-            self._all(task, [], list(fetched))
-            for part, waits in zip(region.parts, region.waits, strict=False):
-                if waits:
+            # What is the same for every piece is fetched once.
+            fetched = [copy for copy in region.shared.staged if copy.piece_stride or not near_only]
+            self._all(task, [], [_copy_range(region, copy) for copy in fetched])
+            for number, part in enumerate(region.parts):
+                if region.waits[number]:
                     self.barrier("block")
                 reads = [(name, self._in_rows(name, region, frame)) for name in part.reads]
+                reads += [(copy.buffer, _copy_range(region, copy)) for copy in region.copies[number]]
                 writes = [self._in_rows(name, region, frame) for name in part.stores]
+                scratch = ByteRange("shared", region.shared.end_bytes, region.shared.end_bytes + 1)
+                if region.scratch[number] == "write":
+                    writes.append(scratch)
                 if part.copy is not None:
                     writes.append(copied_range(part.copy, frame, region))
                 if near_only:
                     reads = [(name, place) for name, place in reads if place is not None and place.space == "shared"]
                     writes = [place for place in writes if place is not None and place.space == "shared"]
                 self._all(part, reads, writes)
+                if region.scratch[number] == "read":
+                    self._since["block"].append(_Touch(part.name, scratch, False))
             if region.waits[-1]:
                 self.barrier("block")
 
@@ -100,6 +107,11 @@ class _Walk:
             return
         if not any(place.overlaps(written) for written in self._written.get(place.space, [])):
             raise VerificationError(f"task {task.name!r} reads {name!r} at {place}, which nothing has written")
+
+
+def _copy_range(region: BlockRegion, copy: Staged) -> ByteRange:
+    start = region.shared.staged[copy]
+    return ByteRange("shared", start, start + copy.size_bytes)
 
 
 def verify_plan(schedule: Schedule, plan: MemoryPlan) -> None:
