@@ -44,7 +44,7 @@ _EPILOGUE_OUTPUT_US = 4.0e-4
 _EXTRA_STAGE_US = 1.2
 _PARTIAL_BYTES_PER_US = 2.0e6
 _VECTOR_FMAS_PER_US = 1.0e6
-_MIN_GROUP_DEPTH = 8
+_MAX_UNROLLED_COST = 32.0
 _PANEL_PIECE_US = 1.1
 _PANEL_BYTES_PER_US = 8.0e4
 _CYCLES_PER_US = 1800
@@ -163,7 +163,7 @@ def panel_depth(chunk: int) -> int:
 def panel_bytes(plan: ProductPlan, threads: int) -> int:
     """Shared memory of a panel product: both operands, and the sums."""
     operands = sum(panel_floats(outer, plan.tile_k) for outer in (plan.tile_m, plan.tile_n))
-    return 4 * operands + block_sums_bytes(plan, threads, plain=False)
+    return 4 * operands + block_sums_bytes(plan, threads, _MAX_UNROLLED_COST + 1)
 
 
 def panel_floats(outer: int, depth: int) -> int:
@@ -321,14 +321,17 @@ def block_tile(m: int, n: int, k: int, threads: int) -> BlockTile:
     return best[1]
 
 
-def block_sums_bytes(plan: ProductPlan, threads: int, plain: bool) -> int:
-    """Shared memory through which the sums of a product in a region go to the epilogue; 0: from registers.
+def block_sums_bytes(plan: ProductPlan, threads: int, epilogue_cost: float) -> int:
+    """Shared memory through which the sums of a block product go to the epilogue; 0: from registers.
 
-    ``plain`` says that the epilogue is a store of the sum itself.
+    A thread has several sums, each of which repeats the epilogue's text: worth it where that is cheap
+    (``epilogue_cost`` in the unit of ``Op.cost``; a plain store costs nothing) or the sums are few.
     """
-    groups = block_tile(plan.tile_m, plan.tile_n, plan.tile_k, threads).groups_k
+    tile = block_tile(plan.tile_m, plan.tile_n, plan.tile_k, threads)
     outputs = plan.tile_m * plan.tile_n
-    return 0 if groups == 1 and (plain or outputs <= threads // 2) else 4 * groups * outputs
+    copies = tile.micro_m * tile.micro_n
+    cheap = copies * epilogue_cost <= _MAX_UNROLLED_COST or outputs <= threads // 2
+    return 0 if tile.groups_k == 1 and cheap else 4 * tile.groups_k * outputs
 
 
 def block_tile_cycles(tile: BlockTile, m: int, n: int, threads: int) -> float:

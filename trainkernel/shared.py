@@ -15,6 +15,7 @@ from functools import cached_property
 from trainkernel.arithmetic import scale_of
 from trainkernel.dtypes import DTYPES
 from trainkernel.ir import TensorSpec
+from trainkernel.ops import OPS
 from trainkernel.products import ProductPlan, ReductionPlan, block_sums_bytes, panel_depth, panel_floats
 from trainkernel.regions import Split
 from trainkernel.schedule import ArenaPlace, Place, SharedLayout, SharedPlace, Staged, Task, runs_whole
@@ -115,10 +116,12 @@ def lay_out(region: RegionParts, private: Iterable[str], limit_bytes: int) -> Sh
     return SharedLayout(slabs, staged, end)
 
 
-def is_plain(part: Task) -> bool:
-    """Whether a product is stored as it is: no bias, no scale, no epilogue."""
+def epilogue_cost(part: Task) -> float:
+    """Cost of what follows a product's sums: bias, scale, members; 0 where the sums are stored as they are."""
     root = part.root
-    return not part.members and root is not None and len(root.tensor_inputs) == 2 and scale_of(root, "alpha") == 1
+    assert root is not None
+    scaled = len(root.tensor_inputs) > 2 or scale_of(root, "alpha") != 1
+    return scaled + sum(OPS[member.op].cost + 1 for member in part.members if member.op in OPS)
 
 
 def is_read_in_place(operand: TensorSpec, is_stored: bool) -> bool:
@@ -161,8 +164,8 @@ def _scratch_bytes(region: RegionParts, part: Task) -> int:
         columns = stream_columns(plan)
         tile = replace(plan, tile_n=columns)
         streamed = 2 * 4 * panel_floats(columns, panel_depth(plan.tile_k))
-        return _filled_bytes(region, part) + streamed + block_sums_bytes(tile, region.threads, plain=False)
-    return _filled_bytes(region, part) + block_sums_bytes(plan, region.threads, is_plain(part))
+        return _filled_bytes(region, part) + streamed + block_sums_bytes(tile, region.threads, epilogue_cost(part))
+    return _filled_bytes(region, part) + block_sums_bytes(plan, region.threads, epilogue_cost(part))
 
 
 def is_streamed(part: Task, split: Split) -> bool:

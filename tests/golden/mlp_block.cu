@@ -289,23 +289,37 @@ __device__ __forceinline__ typename Op::Value tk_combine(Load load) {
 // order: the order is fixed by the sizes alone. A thread owns MICRO_M neighbouring rows and MICRO_N
 // columns LANES_N apart, so that a warp reads b without bank conflicts and a at one place. Element
 // (outer, k) of an operand is at outer * STRIDE + k along the depth, else at k * STRIDE + outer. STEP 4
-// reads four steps of k at once and asks for 16-byte aligned rows and a K that 4 divides.
+// takes four steps of k at once, by 16-byte reads along either dim; it asks for aligned rows and a K that 4 divides.
 
 template <int OUTER, int STRIDE, bool ALONG_K, int STEP, int COUNT, int SPREAD>
 __device__ __forceinline__ void tk_block_read(float (&values)[STEP][COUNT], const float* from, int first, int k) {
+  constexpr bool EXACT = OUTER % (COUNT * SPREAD) == 0;
+  if constexpr (STEP == 4 && !ALONG_K && SPREAD == 1 && COUNT % 4 == 0 && STRIDE % 4 == 0 && EXACT) {
 #pragma unroll
-  for (int i = 0; i < COUNT; ++i) {
-    // Beyond the end: any value, which nobody keeps.
-    const int outer = OUTER % (COUNT * SPREAD) == 0 ? first + i * SPREAD : tk_min(first + i * SPREAD, OUTER - 1);
-    if constexpr (ALONG_K && STEP == 4) {
-      const float4 four = *(const float4*)(from + outer * STRIDE + k);
-      values[0][i] = four.x;
-      values[1][i] = four.y;
-      values[2][i] = four.z;
-      values[3][i] = four.w;
-    } else {
+    for (int u = 0; u < STEP; ++u)
 #pragma unroll
-      for (int u = 0; u < STEP; ++u) values[u][i] = from[ALONG_K ? outer * STRIDE + k + u : (k + u) * STRIDE + outer];
+      for (int i = 0; i < COUNT; i += 4) {
+        const float4 four = *(const float4*)(from + (k + u) * STRIDE + first + i);
+        values[u][i] = four.x;
+        values[u][i + 1] = four.y;
+        values[u][i + 2] = four.z;
+        values[u][i + 3] = four.w;
+      }
+  } else {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      // Beyond the end: any value, which nobody keeps.
+      const int outer = EXACT ? first + i * SPREAD : tk_min(first + i * SPREAD, OUTER - 1);
+      if constexpr (ALONG_K && STEP == 4) {
+        const float4 four = *(const float4*)(from + outer * STRIDE + k);
+        values[0][i] = four.x;
+        values[1][i] = four.y;
+        values[2][i] = four.z;
+        values[3][i] = four.w;
+      } else {
+#pragma unroll
+        for (int u = 0; u < STEP; ++u) values[u][i] = from[ALONG_K ? outer * STRIDE + k + u : (k + u) * STRIDE + outer];
+      }
     }
   }
 }
@@ -553,7 +567,7 @@ __device__ __forceinline__ void task_2_loss(const TkParams& p, int piece, unsign
 // Task 3, stage 0: product grad_z0: stores grad_z0; epilogue grad_z0; 1 pieces; block 40x33x2 tile 40x33x2
 //   back: f32[40,33] = mm grad w1[2,33:1,2] pieces=1
 //   grad_z0: f32[40,33] = mul back slope
-__device__ __forceinline__ void task_3_grad_z0(const TkParams& p, int piece, unsigned char* slabs, unsigned char* shared) {
+__device__ __forceinline__ void task_3_grad_z0(const TkParams& p, int piece, unsigned char* slabs) {
   const float* b_grad = (const float*)(slabs + 10752);
   const float* b_slope = (const float*)(slabs + 5376);
   float* w_grad_z0 = (float*)(slabs + 11136);
@@ -568,7 +582,7 @@ __device__ __forceinline__ void task_3_grad_z0(const TkParams& p, int piece, uns
     const tk_index m = row, n = column;
     w_grad_z0[m * 33 + n] = results[0];
   };
-  tk_block_product<40, 33, 2, 512, 32, 10, 1, 4, 2, 4, 1, 2, true, 8, true, false, 3, true, float[1]>(b_grad, (const float*)(slabs + 17280), (float*)(shared + 0), 40, 33, compute, write);
+  tk_block_product<40, 33, 2, 512, 32, 10, 1, 4, 2, 4, 1, 2, true, 8, true, true, 1, true, float[1]>(b_grad, (const float*)(slabs + 17280), nullptr, 40, 33, compute, write);
 }
 
 // Task 4, stage 0: product w0_next: stores w0_next; epilogue mul, w0_next; inlines mul; 1 pieces; block 20x33x40 tile 20x33x40
@@ -697,7 +711,7 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
     task_2_loss(p, piece, shared);
     __syncthreads();
     TK_TASK(0, 3);
-    task_3_grad_z0(p, piece, shared, shared + 24960);
+    task_3_grad_z0(p, piece, shared);
     __syncthreads();
     TK_TASK(0, 4);
     task_4_w0_next(p, piece, shared, shared + 24960);

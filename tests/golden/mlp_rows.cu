@@ -289,23 +289,37 @@ __device__ __forceinline__ typename Op::Value tk_combine(Load load) {
 // order: the order is fixed by the sizes alone. A thread owns MICRO_M neighbouring rows and MICRO_N
 // columns LANES_N apart, so that a warp reads b without bank conflicts and a at one place. Element
 // (outer, k) of an operand is at outer * STRIDE + k along the depth, else at k * STRIDE + outer. STEP 4
-// reads four steps of k at once and asks for 16-byte aligned rows and a K that 4 divides.
+// takes four steps of k at once, by 16-byte reads along either dim; it asks for aligned rows and a K that 4 divides.
 
 template <int OUTER, int STRIDE, bool ALONG_K, int STEP, int COUNT, int SPREAD>
 __device__ __forceinline__ void tk_block_read(float (&values)[STEP][COUNT], const float* from, int first, int k) {
+  constexpr bool EXACT = OUTER % (COUNT * SPREAD) == 0;
+  if constexpr (STEP == 4 && !ALONG_K && SPREAD == 1 && COUNT % 4 == 0 && STRIDE % 4 == 0 && EXACT) {
 #pragma unroll
-  for (int i = 0; i < COUNT; ++i) {
-    // Beyond the end: any value, which nobody keeps.
-    const int outer = OUTER % (COUNT * SPREAD) == 0 ? first + i * SPREAD : tk_min(first + i * SPREAD, OUTER - 1);
-    if constexpr (ALONG_K && STEP == 4) {
-      const float4 four = *(const float4*)(from + outer * STRIDE + k);
-      values[0][i] = four.x;
-      values[1][i] = four.y;
-      values[2][i] = four.z;
-      values[3][i] = four.w;
-    } else {
+    for (int u = 0; u < STEP; ++u)
 #pragma unroll
-      for (int u = 0; u < STEP; ++u) values[u][i] = from[ALONG_K ? outer * STRIDE + k + u : (k + u) * STRIDE + outer];
+      for (int i = 0; i < COUNT; i += 4) {
+        const float4 four = *(const float4*)(from + (k + u) * STRIDE + first + i);
+        values[u][i] = four.x;
+        values[u][i + 1] = four.y;
+        values[u][i + 2] = four.z;
+        values[u][i + 3] = four.w;
+      }
+  } else {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      // Beyond the end: any value, which nobody keeps.
+      const int outer = EXACT ? first + i * SPREAD : tk_min(first + i * SPREAD, OUTER - 1);
+      if constexpr (ALONG_K && STEP == 4) {
+        const float4 four = *(const float4*)(from + outer * STRIDE + k);
+        values[0][i] = four.x;
+        values[1][i] = four.y;
+        values[2][i] = four.z;
+        values[3][i] = four.w;
+      } else {
+#pragma unroll
+        for (int u = 0; u < STEP; ++u) values[u][i] = from[ALONG_K ? outer * STRIDE + k + u : (k + u) * STRIDE + outer];
+      }
     }
   }
 }

@@ -16,8 +16,8 @@ from trainkernel.ops import literal
 from trainkernel.products import PANEL_PAD, ProductPlan, block_sums_bytes, block_tile, panel_depth
 from trainkernel.schedule import BlockRegion, Staged, Task
 from trainkernel.shared import (
+    epilogue_cost,
     filled_stride,
-    is_plain,
     is_read_in_place,
     is_streamed,
     staged_elements,
@@ -182,7 +182,7 @@ class BlockProduct:
         """The call of ``tk_block_product``, and the functions of its epilogue; reserves the sums."""
         tile = block_tile(plan.tile_m, plan.tile_n, plan.tile_k, self._threads)
         step = 4 if a.is_aligned and b.is_aligned and plan.tile_k % 4 == 0 else 1
-        sums_bytes = block_sums_bytes(plan, self._threads, is_plain(self._task))
+        sums_bytes = block_sums_bytes(plan, self._threads, epilogue_cost(self._task))
         sums = f"(float*)(shared + {self.scratch_bytes})" if sums_bytes else "nullptr"
         self.scratch_bytes += sums_bytes
         sizes = [plan.tile_m, plan.tile_n, plan.tile_k, self._threads, *tile.sizes, step]

@@ -21,7 +21,7 @@ from trainkernel.ops.domains import domain_of_dtype
 from trainkernel.placement import MAX_ELEMENTS_PER_THREAD, elements_per_thread
 from trainkernel.products import PANEL_PAD, ProductPlan, ReductionPlan, ScanPlan, block_sums_bytes, block_tile, ceil_div
 from trainkernel.schedule import BlockRegion, Task
-from trainkernel.shared import is_plain, is_streamed
+from trainkernel.shared import epilogue_cost, is_streamed
 
 _FORMATS = {"float16": "TkFloat16Format", "bfloat16": "TkBfloat16Format"}
 
@@ -587,7 +587,7 @@ class _TaskEmitter:
         coordinates, element = self._tile_place(plan, root, batch)
         epilogue, results = self._store_functions(root, coordinates, element, "int row, int column", head)
         tile = block_tile(plan.tile_m, plan.tile_n, plan.tile_k, self.threads)
-        sums_bytes = block_sums_bytes(plan, self.threads, is_plain(self.task))
+        sums_bytes = block_sums_bytes(plan, self.threads, epilogue_cost(self.task))
         sums = f"(float*)(shared + {self.shared_bytes})" if sums_bytes else "nullptr"
         self.shared_bytes += sums_bytes
         self.needs_free_shared = True
