@@ -17,7 +17,7 @@ PACKAGE = Path(trainkernel.__file__).parent
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("dtypes",),
-    ("target", "facts"),
+    ("target", "facts", "stamps"),
     ("ops",),
     ("ir",),
     ("validation",),
