@@ -51,6 +51,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("compiler",),
     ("jitted",),
     ("digits_step",),
+    ("work",),
+    ("inspection",),
+    ("inspection_views", "measurement"),
     ("cli", "demo"),
 )
 RUNTIME_MAY_IMPORT = {"errors", "dtypes", "runtime"}
