@@ -7,7 +7,7 @@
 
 For each shape m x n x k (``t`` for a transposed operand, a then b; without any, a sweep) and dtype:
 the time of a launch that does the product alone (``trainkernel_us``), the device time from start to
-end of its kernel (``kernel_us``, by ``stamps.py``), and torch.matmul's in a CUDA graph of 20. The
+end of its kernel (``kernel_us``, by its time stamps), and torch.matmul's in a CUDA graph of 20. The
 second is what a product costs inside of a step. Results are compared with float64 first. With
 ``--tiles`` also the device time of each tile option, to which the cost model is fitted. Needs a GPU
 and torch.
@@ -27,11 +27,11 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 
 from machine import describe_machine, new_run_id, require_device, results_path, write_json  # noqa: E402
-from stamps import read_stamps  # noqa: E402
 from timing import Clock, event_clock, time_steps  # noqa: E402
 
 import trainkernel as tk  # noqa: E402
 from trainkernel.ir import Program  # noqa: E402
+from trainkernel.stamps import read_stamps  # noqa: E402
 
 DEVICE = "cuda:0"
 DTYPES = ("float32", "bfloat16")

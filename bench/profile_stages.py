@@ -17,9 +17,10 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 
 from machine import require_device  # noqa: E402
-from stamps import read_stamps  # noqa: E402
 from trainkernel_runner import TrainkernelTrainer  # noqa: E402
 from workloads import GROUPS, WORKLOADS, Workload, named  # noqa: E402
+
+from trainkernel.stamps import read_stamps  # noqa: E402
 
 WARMUP_LAUNCHES, LAUNCHES = 20, 100
 

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from trainkernel import Program, ProgramBuilder, cli
+from trainkernel.errors import DeviceError
 from trainkernel.mlp import mlp_step
+from trainkernel.runtime import driver
 
 
 @pytest.fixture
@@ -103,8 +105,9 @@ def test_inspect_prints_program_stages_and_plan(program_file: Path, capsys: pyte
         "== program",
         "grad_w0",
         "== schedule for sm_90a",
-        "== estimated time",
-        "us",
+        "== stages",
+        "at least us",
+        "stage 0 (block): region of label 1, 1 pieces of 1 rows, 9 parts",
         "== memory plan",
         "== counts",
     ):
@@ -114,6 +117,23 @@ def test_inspect_prints_program_stages_and_plan(program_file: Path, capsys: pyte
 def test_inspect_goes_into_loops(loop_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["inspect", str(loop_file), "--target", "portable"]) == 0
     assert "7 times" in capsys.readouterr().out
+
+
+def test_inspect_writes_a_page_and_a_trace(loop_file: Path, tmp_path: Path) -> None:
+    page, trace = tmp_path / "stages.html", tmp_path / "stages.json"
+    assert cli.main(["inspect", str(loop_file), "--html", str(page), "--trace", str(trace)]) == 0
+    assert "estimated, not measured" in page.read_text()
+    assert json.loads(trace.read_text())["otherData"]["source"] == "estimated"
+
+
+def test_measuring_without_a_gpu_is_one_line(
+    program_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_driver() -> None:
+        raise DeviceError("no CUDA device: it is made up")
+
+    monkeypatch.setattr(driver, "require_driver", no_driver)
+    assert "no CUDA device" in fails(capsys, "inspect", str(program_file), "--measure")
 
 
 def test_a_program_can_come_from_standard_input(
@@ -141,6 +161,10 @@ def test_a_program_can_come_from_standard_input(
         (["inspect", "{program}", "--arch", "sm_" + "9" * 5000], "arch must look like"),
         (["compile", "{program}", "-o", ""], "the directory to write to is an empty text"),
         (["inspect", "{program}", "--inplace", "1:0"], "inplace_outputs {1: 0}"),
+        (["inspect", "{program}", "--steps", "0"], "--steps must be at least 1"),
+        (["inspect", "{program}", "--device", "cuda"], "pass both"),
+        (["inspect", "{program}", "--measure", "--device", "emulator"], "--measure runs the kernel on a GPU"),
+        (["inspect", "{program}", "--html", "{folder}/none/a.html"], "none/a.html: No such file"),
         (["inspect", "{program}", "--threads-per-block", "100"], "threads_per_block must be one of"),
         (["compile", "{program}", "-o", "{program}"], "File exists"),
         (["compile", "{program}", "-o", "{folder}/out", "--arch", "compute_90"], "compute_90"),

@@ -17,7 +17,7 @@ PACKAGE = Path(trainkernel.__file__).parent
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("dtypes",),
-    ("target", "facts"),
+    ("target", "facts", "stamps"),
     ("ops",),
     ("ir",),
     ("validation",),
@@ -51,6 +51,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("compiler",),
     ("jitted",),
     ("digits_step",),
+    ("work",),
+    ("inspection",),
+    ("inspection_views", "measurement"),
     ("cli", "demo"),
 )
 RUNTIME_MAY_IMPORT = {"errors", "dtypes", "runtime"}

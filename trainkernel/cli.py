@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainkernel.dtypes import DTYPES
 from trainkernel.errors import OptionError, ProgramError, TrainkernelError
-from trainkernel.ir import Program, TensorSpec
+from trainkernel.ir import Program
 from trainkernel.options import ALLOWED_INTS, SWITCHES, Options
 from trainkernel.target import PRESETS, Target
 
@@ -87,11 +86,21 @@ def _parser() -> argparse.ArgumentParser:
     _add_options(compiling)
     compiling.set_defaults(run=_compile)
 
-    inspecting = commands.add_parser("inspect", help="print a program, its stages and its memory plan")
+    inspecting = commands.add_parser("inspect", help="print a program, its stages, their times and its memory plan")
     inspecting.add_argument("program", help=_PROGRAM_HELP)
     inspecting.add_argument(
         "--target", "--arch", dest="arch", help=f"{', '.join(PRESETS)} (default: the directory's, else {DEFAULT_ARCH})"
     )
+    inspecting.add_argument("--measure", action="store_true", help="run the kernel on a GPU and show measured times")
+    inspecting.add_argument("--device", help="the GPU to measure on (default cuda)")
+    inspecting.add_argument(
+        "--steps",
+        type=int,
+        metavar="N",
+        help="of a loop whose length is a scalar (default 100, or its maximum if that is less)",
+    )
+    inspecting.add_argument("--html", metavar="FILE", help="also write the stages and a timeline to one HTML page")
+    inspecting.add_argument("--trace", metavar="FILE", help="also write a trace for ui.perfetto.dev")
     _add_options(inspecting)
     inspecting.set_defaults(run=_inspect)
 
@@ -201,13 +210,18 @@ def _write_settings(kernel: Kernel, options: Mapping[str, Any]) -> str:
     return f"{{\n{lines}\n}}\n"
 
 
-def _compile_parsed(parsed: argparse.Namespace) -> tuple[Kernel, dict[str, Any]]:
-    """The kernel that the arguments ask for, and the tuning options that were given."""
+def _compile_parsed(parsed: argparse.Namespace, device: str | None = None) -> tuple[Kernel, dict[str, Any]]:
+    """The kernel that the arguments ask for, and the tuning options that were given.
+
+    With a ``device`` it is one with time stamps that runs there; an architecture counts only if somebody named it.
+    """
     program, settings = read_program(parsed.program)
     settings.update(_options(parsed))
-    arch = parsed.arch or settings.pop("arch", DEFAULT_ARCH)
-    settings.pop("arch", None)
-    kernel = _compile_for(program, arch, settings)
+    saved_arch = settings.pop("arch", None)
+    arch = parsed.arch or saved_arch or (DEFAULT_ARCH if device is None else None)
+    if device is not None:
+        settings["stamps"] = True
+    kernel = _compile_for(program, arch, settings, device)
     settings.pop("inplace_outputs", None)
     return kernel, settings
 
@@ -248,13 +262,13 @@ def write_artifacts(
     return list(files)
 
 
-def _compile_for(program: Program, arch: str, options: Mapping[str, Any]) -> Kernel:
-    """The kernel for an architecture, or for the portable target."""
+def _compile_for(program: Program, arch: str | None, options: Mapping[str, Any], device: str | None = None) -> Kernel:
+    """The kernel for an architecture (None: the device's), or for the portable target."""
     from trainkernel.compiler import compile
 
     if arch == "portable":
-        return compile(program, device="reference", target=Target.preset(arch), **options)
-    return compile(program, arch=arch, **options)
+        return compile(program, device=device or "reference", target=Target.preset(arch), **options)
+    return compile(program, device=device, arch=arch, **options)
 
 
 def describe_counts(generated: Any) -> list[str]:
@@ -291,57 +305,36 @@ def _compile(parsed: argparse.Namespace) -> None:
     print(f"written to {parsed.output}: {', '.join(names)}")
 
 
-def stage_estimates(schedule: Any, plan: Any, indent: str = "") -> list[str]:
-    """One line per stage: its tasks and a lower bound of its time on the schedule's target.
-
-    The bound counts each buffer that a task names once at full memory bandwidth, and a product's
-    multiply-adds at the peak rate of as many multiprocessors as it has pieces; then the barrier in
-    front. Latencies are not in it.
-    """
-    lines = []
-    total_us = 0.0
-    target = schedule.target
-    size_bytes = {spec.buffer: _size_bytes(spec) for spec in schedule.program.buffers()}
-    for number, stage in enumerate(schedule.stages):
-        scope = plan.barriers[number]
-        stage_us = {"grid": target.grid_barrier_us, "block": target.block_barrier_us, None: 0.0}[scope]
-        barrier = f", {scope} barrier in front" if scope else ""
-        for task in stage.tasks:
-            moved_bytes = sum(size_bytes.get(name, 0) for name in (*task.reads, *task.stores))
-            stage_us += max(moved_bytes / target.memory_bytes_per_us, _product_us(task, target))
-        total_us += stage_us
-        names = ", ".join(task.name for task in stage.tasks)
-        lines.append(f"{indent}stage {number}: at least {stage_us:.2f} us{barrier}: {names}")
-        for task in stage.tasks:
-            if task.loop is not None:
-                body = plan.loops[task.loop.name]
-                lines.append(f"{indent}  body of {task.name}, {task.loop.loop.length} times:")
-                lines += stage_estimates(task.loop.schedule, body, indent + "    ")
-    return [*lines, f"{indent}together at least {total_us:.2f} us"]
-
-
-def _size_bytes(spec: TensorSpec) -> int:
-    return spec.num_elements * DTYPES[spec.dtype].itemsize_bytes
-
-
-def _product_us(task: Any, target: Target) -> float:
-    if task.kind != "product" or task.plan is None:
-        return 0.0
-    flops = 2.0 * task.plan.m * task.plan.n * task.plan.k
-    rate = target.tensor_flops_per_us if task.plan.path == "tensor" else target.fma_flops_per_us
-    return float(flops / (rate * min(1.0, max(task.num_pieces, 1) / target.num_sms)))
-
-
 def _inspect(parsed: argparse.Namespace) -> None:
-    kernel, _ = _compile_parsed(parsed)
+    from trainkernel.inspection import inspect_kernel, loop_steps
+    from trainkernel.inspection_views import format_html, format_text, format_trace
+
+    if parsed.steps is not None and parsed.steps < 1:
+        raise OptionError(f"--steps must be at least 1, got {parsed.steps}")
+    if parsed.device is not None and not parsed.measure:
+        raise OptionError("--device says where --measure runs the kernel; pass both")
+    device = (parsed.device or "cuda") if parsed.measure else None
+    if device in ("emulator", "reference"):
+        raise OptionError(f"--measure runs the kernel on a GPU, got --device {device}")
+    kernel, _ = _compile_parsed(parsed, device)
+    steps = loop_steps(kernel.stats, parsed.steps)
+    report = inspect_kernel(kernel.stats, steps)
+    if parsed.measure:
+        from trainkernel.measurement import measure, with_stamps
+
+        report = with_stamps(report, measure(kernel, steps), str(kernel.device))
     sections = {
         "program": str(kernel.program),
         f"schedule for {kernel.stats.target.name}": str(kernel.schedule),
-        "estimated time": "\n".join(stage_estimates(kernel.schedule, kernel.plan)),
+        "stages": format_text(report),
         "memory plan": str(kernel.plan),
         "counts": "\n".join(describe_counts(kernel.stats)),
     }
     print("\n\n".join(f"== {title}\n{text}" for title, text in sections.items()))
+    if parsed.html is not None:
+        Path(parsed.html).write_text(format_html(report, f"Stages of {parsed.program}"), encoding="utf-8")
+    if parsed.trace is not None:
+        Path(parsed.trace).write_text(format_trace(report), encoding="utf-8")
 
 
 def _demo(parsed: argparse.Namespace) -> None:

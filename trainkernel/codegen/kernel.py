@@ -17,10 +17,10 @@ from trainkernel.ir import Loop, Program, ScalarSpec, TensorSpec, length_limits
 from trainkernel.memory import Frame, MemoryPlan, Scope, Storage
 from trainkernel.products import ProductPlan
 from trainkernel.schedule import BlockRegion, Schedule, Stage, Task, runs_whole
+from trainkernel.stamps import NUM_CLOCK_STAMPS, stamps_bytes
 
 ENTRY = "trainkernel_step"
 MAX_DIRECT_SLOTS = 480
-NUM_CLOCK_STAMPS = 4
 _INDEX_LIMIT = 2**31 - 2**16
 _TEMPLATES = (
     "ptx",
@@ -299,7 +299,7 @@ def assemble(program: Program, schedule: Schedule, plan: MemoryPlan) -> Generate
     body.clock(2)
     workspace_bytes = plan.workspace_bytes
     if body.stamps_offset is not None:
-        workspace_bytes += 8 * (NUM_CLOCK_STAMPS + len(body.stamps))
+        workspace_bytes += stamps_bytes(len(body.stamps))
     uniform: list[str] = []
     if body.uses_uniform:
         uniform, templates = emit_uniform(frame, body.base, body.scalar)

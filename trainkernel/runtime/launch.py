@@ -229,10 +229,10 @@ class BoundLaunch:
                 self._pending.append((event, owners))
             return captured
 
-    def read_workspace(self, size_bytes: int) -> bytes:
-        """The workspace's first bytes after the last launch, which is waited for."""
+    def read_workspace(self, size_bytes: int, offset_bytes: int = 0) -> bytes:
+        """Bytes of the workspace, from an offset on, after the last launch, which is waited for."""
         self.check()
-        return self._workspace.read(size_bytes)
+        return self._workspace.read(size_bytes, offset_bytes)
 
     def check(self) -> None:
         """Wait for the last launch and see whether it got through all its barriers.

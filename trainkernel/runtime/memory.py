@@ -79,12 +79,12 @@ class DeviceMemory:
             check(driver.cuMemcpyHtoDAsync(self.pointer, data, len(data), stream), "cuMemcpyHtoDAsync")
             check(driver.cuStreamSynchronize(stream), "cuStreamSynchronize")
 
-    def read(self, size_bytes: int) -> bytes:
-        """The first bytes, once the copy is done; the caller has waited for whoever writes them."""
+    def read(self, size_bytes: int, offset_bytes: int = 0) -> bytes:
+        """So many bytes from an offset on, once the copy is done; the caller has waited for whoever writes them."""
         data = bytearray(size_bytes)
         with using_device(self.device_index) as driver, relaxed_capture(driver):
             stream = _private_stream(self.device_index)
-            check(driver.cuMemcpyDtoHAsync(data, self.pointer, size_bytes, stream), "cuMemcpyDtoHAsync")
+            check(driver.cuMemcpyDtoHAsync(data, self.pointer + offset_bytes, size_bytes, stream), "cuMemcpyDtoHAsync")
             check(driver.cuStreamSynchronize(stream), "cuStreamSynchronize")
         return bytes(data)
 
