@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from trainkernel.access import ReductionSpace, scatter_coordinates
 from trainkernel.arithmetic import domain_of
+from trainkernel.codegen.bodies import TaskBody
 from trainkernel.codegen.conversions import C_TYPES
 from trainkernel.codegen.text import block, function_object
 from trainkernel.codegen.values import TaskScope, ValueScope, reduce_type
@@ -101,3 +102,13 @@ def _updates(scope: TaskScope, root: Operation, plan: ReductionPlan, domain: str
         update = update_values.operand(updates, update_at, domain)
     lines = function_object("index", "tk_index k", index_values.lines, place, "tk_index")
     return lines + function_object("load", "tk_index k, tk_index r", update_values.lines, update, C_TYPES[domain])
+
+
+class ScanBody(TaskBody):
+    """The body of a scan."""
+
+    def lines(self) -> list[str]:
+        plan, root = self.task.plan, self.task.root
+        assert isinstance(plan, ScanPlan) and root is not None
+        self.shared_bytes = scan_shared_bytes(root, plan, self.threads)
+        return emit_scan(self.scope, root, plan, self.threads, self._epilogue)

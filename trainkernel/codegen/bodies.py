@@ -1,0 +1,62 @@
+"""What the bodies of all tasks share: the task's scope, its members, its stores."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from trainkernel.codegen.conversions import register_type, store
+from trainkernel.codegen.regions import near_elements
+from trainkernel.codegen.values import PointerText, TaskScope, ValueScope
+from trainkernel.indexing import Index
+from trainkernel.memory import Frame
+from trainkernel.schedule import BlockRegion, Task
+
+
+class TaskBody(ABC):
+    """The statements of one task's function, and what they need: prelude files, shared memory.
+
+    Parameters
+    ----------
+    task : Task
+    frame : Frame
+    base, scalar : callable
+        As for ``TaskScope``.
+    region : BlockRegion or None
+        That the task is a part of.
+    """
+
+    def __init__(
+        self, task: Task, frame: Frame, base: PointerText, scalar: PointerText, region: BlockRegion | None
+    ) -> None:
+        self.task = task
+        self.frame = frame
+        self.region = region
+        near = near_elements(task, region, frame) if region is not None else None
+        self.scope = TaskScope(frame, base, scalar, task.num_elements > 1, near)
+        self.templates: set[str] = {"reduce"}
+        self.shared_bytes = 0
+        self.needs_free_shared = False
+        self.threads = frame.schedule.options.threads
+
+    @abstractmethod
+    def lines(self) -> list[str]:
+        """The statements."""
+
+    def _members(self, registers: dict[str, str], element: Index) -> list[str]:
+        """The statements of the members at the task's element; adds their registers."""
+        values = ValueScope(self.scope, registers, element)
+        for operation in self.task.members:
+            values.member(operation, element)
+        return values.lines
+
+    def _epilogue(self, registers: dict[str, str], element: Index) -> list[str]:
+        """Members at the task's element, then the stores."""
+        lines = self._members(registers, element)
+        return lines + [self._store(name, registers[name], element) for name in self.task.stores]
+
+    def _register_type(self, buffer: str) -> str:
+        return register_type(self.scope.dtype(buffer))
+
+    def _store(self, buffer: str, value: str, element: Index) -> str:
+        storage = self.frame.storage(buffer)
+        return store(self.scope.pointer(buffer, storage, const=False), element, value, storage.dtype)

@@ -1,0 +1,349 @@
+"""Products: operands as matrices or function objects, a call of the template that fits the plan, the epilogue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainkernel.access import AccessWalker
+from trainkernel.arithmetic import domain_of, scale_of
+from trainkernel.codegen.bodies import TaskBody
+from trainkernel.codegen.conversions import C_TYPES
+from trainkernel.codegen.regions import BlockProduct
+from trainkernel.codegen.text import block, function_object
+from trainkernel.codegen.values import ValueScope
+from trainkernel.indexing import ZERO, Index, Variable, delinearize, linearize, variable
+from trainkernel.ir import Operation, TensorSpec
+from trainkernel.ops import literal
+from trainkernel.products import PANEL_PAD, ProductPlan, block_sums_bytes, block_tile, ceil_div
+from trainkernel.shared import epilogue_cost, is_streamed
+
+_FORMATS = {"float16": "TkFloat16Format", "bfloat16": "TkBfloat16Format"}
+
+
+class ProductBody(TaskBody):
+    """The body of a product."""
+
+    def lines(self) -> list[str]:
+        plan, root = self.task.plan, self.task.root
+        assert isinstance(plan, ProductPlan) and root is not None
+        if plan.path == "block":
+            return self._block(plan, root)
+        if plan.path == "thin":
+            return self._thin(plan, root)
+        if plan.path in ("gemv", "gemv_t"):
+            return self._vector(plan, root)
+        if plan.path == "panel":
+            return self._panels(plan, root)
+        return self._tiles(plan, root)
+
+    def _block(self, plan: ProductPlan, root: Operation) -> list[str]:
+        assert self.region is not None
+        self.templates.add("block_product")
+        if is_streamed(self.task, self.region.split):
+            self.templates |= {"product_operand", "product_tile"}
+        a, b = self._operands(root)
+        m, n, k = variable("m", plan.m), variable("n", plan.n), variable("k", plan.k)
+        batch = variable("batch", plan.batch)
+        operands = ((a, _matrix(a, batch, m, k), "m"), (b, _matrix(b, batch, k, n), "n"))
+        product = BlockProduct(
+            self.scope, self.task, self.region, lambda at: self._along(*operands[at][:2], "k", operands[at][2])
+        )
+        lines = product.emit(self._store_functions, self._epilogue_batch)
+        self.shared_bytes = product.scratch_bytes
+        return lines
+
+    def _operands(self, root: Operation) -> tuple[TensorSpec, TensorSpec]:
+        a, b = root.inputs[-2:]
+        assert isinstance(a, TensorSpec) and isinstance(b, TensorSpec)
+        return a, b
+
+    def _load(
+        self, name: str, operand: TensorSpec, coordinates: Sequence[Index], arguments: str, domain: str = "float32"
+    ) -> list[str]:
+        values = ValueScope(self.scope, {}, None)
+        text = values.operand(operand, coordinates, domain) if operand.num_elements else literal(0, domain)
+        return function_object(name, arguments, values.lines, text, C_TYPES[domain])
+
+    def _result(self, root: Operation, coordinates: Sequence[Index]) -> tuple[list[str], dict[str, str]]:
+        """From the accumulated ``sum`` to the product's value in a register."""
+        out = root.outputs[0]
+        values = ValueScope(self.scope, {}, None)
+        bias = root.inputs[:-2] if scale_of(root, "beta") != 0 else ()
+        name = self.scope.fresh(out.buffer)
+        text = self.scope.rounded(values.scaled("sum", root, bias, coordinates), domain_of(root), out.dtype)
+        return [*values.lines, self.scope.declaration(name, out.dtype, text)], {out.buffer: name}
+
+    def _finish(self, root: Operation, coordinates: Sequence[Index], element: Index) -> list[str]:
+        """From the accumulated ``sum`` to the stores."""
+        lines, registers = self._result(root, coordinates)
+        return lines + self._epilogue(registers, element)
+
+    def _depth(self, plan: ProductPlan, root: Operation) -> int:
+        return 0 if scale_of(root, "alpha") == 0 else plan.k
+
+    def _thin(self, plan: ProductPlan, root: Operation) -> list[str]:
+        self.templates.add("product_vector")
+        a, b = self._operands(root)
+        element = variable("i", plan.num_outputs)
+        batch, m, n = delinearize(element, (plan.batch, plan.m, plan.n))
+        k = variable("k", plan.k)
+        tile, begin, end, head = self._depth_range(plan, root)
+        domain = domain_of(root)
+        c_type, function = C_TYPES[domain], "tk_thin_product"
+        if domain != "float32":
+            self.templates |= {"typed", "typed_product"}
+            function = f"tk_typed_thin_product<{c_type}>"
+        body = self._load("load_a", a, _matrix(a, batch, m, k), "tk_index k", domain)
+        body += self._load("load_b", b, _matrix(b, batch, k, n), "tk_index k", domain)
+        body.append(f"const {c_type} sum = {function}({begin}, {end}, load_a, load_b);")
+        stored = linearize((variable("s", plan.split), element), (plan.num_outputs, 1))
+        body += self._finish(root, _matrix(a, batch, m, n), stored)
+        head.append(f"const tk_index i = (tk_index)({tile}) * {self.threads} + threadIdx.x;")
+        return head + block(f"if (i < {plan.num_outputs})", body)
+
+    def _depth_range(self, plan: ProductPlan, root: Operation) -> tuple[str, str, str, list[str]]:
+        """(tile, begin, end, statements): the piece's tile and its part of the depth."""
+        if plan.split == 1:
+            return "piece", "0", str(self._depth(plan, root)), []
+        head = [f"const tk_index s = piece / {plan.num_tiles};"]
+        end = f"tk_min((s + 1) * {plan.chunk}, (tk_index){plan.k})"
+        return f"piece % {plan.num_tiles}", f"s * {plan.chunk}", end, head
+
+    def _batch(self, plan: ProductPlan, tile: str) -> tuple[Index, str, list[str]]:
+        """(batch coordinate, the tile within one product, statements) of a piece's tile."""
+        if plan.batch == 1:
+            return ZERO, tile, []
+        lines = [f"const tk_index batch = {tile} / {plan.tiles_per_product};"]
+        return variable("batch", plan.batch), f"{tile} % {plan.tiles_per_product}", lines
+
+    def _vector(self, plan: ProductPlan, root: Operation) -> list[str]:
+        self.templates.add("product_vector")
+        a, b = self._operands(root)
+        outputs = max(plan.m, plan.n)
+        o, k = variable("o", outputs), variable("k", plan.k)
+        batch, tile, lines = self._batch(plan, "piece")
+        if plan.path == "gemv":
+            vector, matrix = (a, _matrix(a, batch, ZERO, k)), (b, _matrix(b, batch, k, o))
+            coordinates = _matrix(a, batch, ZERO, o)
+        else:
+            vector, matrix = (b, _matrix(b, batch, k, ZERO)), (a, _matrix(a, batch, o, k))
+            coordinates = _matrix(a, batch, o, ZERO)
+        lines += self._load("load_vector", *vector, "tk_index k")
+        lines += self._load("load_matrix", *matrix, "tk_index o, tk_index k")
+        element = linearize((batch, o), (outputs, 1))
+        lines += function_object("store", "tk_index o, float sum", self._finish(root, coordinates, element), None)
+        depth = self._depth(plan, root)
+        if self._along(*matrix, "k", "o"):
+            head, shared = f"tk_vector_product_warps<{self.threads}>", ""
+        else:
+            self.shared_bytes = self.threads * 4
+            head, shared = f"tk_vector_product_lanes<{self.threads}>", "(float*)shared, "
+        operands = "load_vector, load_matrix, store"
+        first = tile if plan.batch == 1 else f"({tile})"
+        return [*lines, f"{head}({first} * 32, {outputs}, {depth}, {shared}{operands});"]
+
+    def _tile_operands(
+        self, plan: ProductPlan, root: Operation
+    ) -> tuple[list[str], tuple[str, str], tuple[bool, bool], Index]:
+        """Statements that give the tile's place; both operands as C++; whether they lie along the depth; the batch."""
+        a, b = self._operands(root)
+        m, n, k = variable("m", plan.m), variable("n", plan.n), variable("k", plan.k)
+        tile, self._begin, self._end, lines = self._depth_range(plan, root)
+        batch, tile, which = self._batch(plan, tile)
+        lines += which
+        tiles_n = ceil_div(plan.n, plan.tile_n)
+        lines.append(f"const tk_index m0 = (tk_index)({tile}) / {tiles_n} * {plan.tile_m};")
+        lines.append(f"const tk_index n0 = (tk_index)({tile}) % {tiles_n} * {plan.tile_n};")
+        along_a, along_b = (
+            self._along(operand, _matrix(operand, batch, row, column), "k", outer)
+            for operand, row, column, outer in ((a, m, k, "m"), (b, k, n, "n"))
+        )
+        operand_a, operand_b = self._plain_matrix(a.mT, plan, along_a), self._plain_matrix(b, plan, along_b)
+        if operand_a is None:
+            lines += self._load("load_a", a, _matrix(a, batch, m, k), "tk_index m, tk_index k")
+        if operand_b is None:
+            lines += self._load("load_b", b, _matrix(b, batch, k, n), "tk_index n, tk_index k")
+        return lines, (operand_a or "load_a", operand_b or "load_b"), (along_a, along_b), batch
+
+    def _tile_place(self, plan: ProductPlan, root: Operation, batch: Index) -> tuple[tuple[Index, ...], Index]:
+        """The coordinates that a tile's place ``m``, ``n`` has in the result, and the element that it is."""
+        m, n = variable("m", plan.m), variable("n", plan.n)
+        element = linearize((variable("s", plan.split), batch, m, n), (plan.num_outputs, plan.m * plan.n, plan.n, 1))
+        return _matrix(self._operands(root)[1], batch, m, n), element
+
+    def _panels(self, plan: ProductPlan, root: Operation) -> list[str]:
+        """A tile whose operands are fetched over their whole depth at once."""
+        self.templates |= {"product_operand", "product_tile", "block_product"}
+        lines, operands, alongs, batch = self._tile_operands(plan, root)
+        pointers, strides = [], []
+        for operand, along, outer, name in zip(operands, alongs, (plan.tile_m, plan.tile_n), "mn", strict=True):
+            stride = (plan.tile_k if along else outer) + PANEL_PAD
+            pointers.append(f"(float*)(shared + {self.shared_bytes})")
+            sizes = f"{outer}, {plan.tile_k}, {self.threads}, {stride}, {_flag(along)}"
+            bounds = f"{name}0, {getattr(plan, name)}, {self._begin}, {self._end}"
+            lines.append(f"tk_tile_fill<{sizes}>({pointers[-1]}, {bounds}, {operand});")
+            strides.append(f"{stride}, {_flag(along)}")
+            self.shared_bytes += 4 * stride * (outer if along else plan.tile_k)
+        lines += ["tk_cp_async_commit();", "tk_cp_async_wait<0>();", "__syncthreads();  // both panels have arrived"]
+        head = ["const tk_index m = m0 + row, n = n0 + column;"]
+        coordinates, element = self._tile_place(plan, root, batch)
+        epilogue, results = self._store_functions(root, coordinates, element, "int row, int column", head)
+        tile = block_tile(plan.tile_m, plan.tile_n, plan.tile_k, self.threads)
+        sums_bytes = block_sums_bytes(plan, self.threads, epilogue_cost(self.task))
+        sums = f"(float*)(shared + {self.shared_bytes})" if sums_bytes else "nullptr"
+        self.shared_bytes += sums_bytes
+        self.needs_free_shared = True
+        template = [plan.tile_m, plan.tile_n, plan.tile_k, self.threads, *tile.sizes, 4, *strides]
+        template += [
+            _flag(sums_bytes == 0),
+            self._epilogue_batch(epilogue, plan.tile_m * plan.tile_n) if sums_bytes else 1,
+        ]
+        template.append(_flag(plan.m % plan.tile_m == 0 and plan.n % plan.tile_n == 0))
+        inside = (
+            f"(int)tk_min((tk_index){plan.tile_m}, {plan.m} - m0), (int)tk_min((tk_index){plan.tile_n}, {plan.n} - n0)"
+        )
+        arguments = f"{pointers[0]}, {pointers[1]}, {sums}, {inside}, compute, write"
+        sizes = ", ".join(str(size) for size in [*template, results])
+        return [*lines, *epilogue, f"tk_block_product<{sizes}>({arguments});"]
+
+    def _tiles(self, plan: ProductPlan, root: Operation) -> list[str]:
+        tensor = plan.path == "tensor"
+        self.templates |= {"product_operand", "product_tensor" if tensor else "product_tile"}
+        lines, operands, (along_a, along_b), batch = self._tile_operands(plan, root)
+        shared = self._reserve_tiles(plan, along_a, along_b)
+        name = "tk_tensor_sums" if tensor else "tk_tile_sums"
+        skew = self._skew(plan)
+        sizes = (
+            f"{plan.tile_m}, {plan.tile_n}, {plan.tile_k}, {self.threads}, {skew}, {_flag(along_a)}, {_flag(along_b)}"
+        )
+        sizes = f"{_FORMATS[self._operands(root)[1].dtype]}, {sizes}" if tensor else sizes
+        bounds = f"m0, n0, {plan.m}, {plan.n}, {self._begin}, {self._end}, {shared}"
+        lines.append(f"const float* sums = {name}<{sizes}>({bounds}, {operands[0]}, {operands[1]});")
+        coordinates, element = self._tile_place(plan, root, batch)
+        stride = plan.tile_n + (4 if tensor else skew)
+        return lines + self._tile_store(plan, root, coordinates, element, stride)
+
+    def _tile_store(
+        self, plan: ProductPlan, root: Operation, coordinates: Sequence[Index], element: Index, stride: int
+    ) -> list[str]:
+        """The epilogue over the tile's sums."""
+        lines, results = self._store_functions(root, coordinates, element, "tk_index m, tk_index n", [])
+        batch = self._epilogue_batch(lines, plan.tile_m * plan.tile_n)
+        sizes = f"{plan.tile_m}, {plan.tile_n}, {self.threads}, {stride}, {batch}, {results}"
+        bounds = f"m0, n0, {plan.m}, {plan.n}, sums"
+        return [*lines, f"tk_tile_store<{sizes}>({bounds}, compute, write);"]
+
+    def _store_functions(
+        self, root: Operation, coordinates: Sequence[Index], element: Index, place: str, head: list[str]
+    ) -> tuple[list[str], str]:
+        """``compute`` fills the results of one element of a product, ``write`` stores them; and the results' C type.
+
+        ``place`` declares the element's place as arguments, from which ``head`` makes coordinates.
+        """
+        body, registers = self._result(root, coordinates)
+        body += self._members(registers, element)
+        stores = self.task.stores
+        types = [self._register_type(name) for name in stores]
+        if set(types) == {"float"}:
+            places = [f"results[{place}]" for place in range(len(stores))]
+            lines, results, reference = [], f"float[{len(stores)}]", f"float (&results)[{len(stores)}]"
+        else:
+            places = [f"results.r_{place}" for place in range(len(stores))]
+            fields = " ".join(f"{c_type} r_{place};" for place, c_type in enumerate(types))
+            lines, results, reference = [f"struct Results {{ {fields} }};"], "Results", "Results& results"
+        body += [f"{value} = {registers[name]};" for value, name in zip(places, stores, strict=True)]
+        writes = [self._store(name, value, element) for value, name in zip(places, stores, strict=True)]
+        lines += function_object("compute", f"{place}, float sum, {reference}", head + body, None)
+        lines += function_object("write", f"{place}, const {reference}", head + writes, None)
+        return lines, results
+
+    def _epilogue_batch(self, lines: list[str], outputs: int) -> int:
+        """Results that a thread computes before it stores them, where it reads anything for them."""
+        reads = any(f"b_{name}[" in line for line in lines for name in self.task.reads)
+        return min(4, ceil_div(outputs, self.threads)) if reads else 1
+
+    def _skew(self, plan: ProductPlan) -> int:
+        """Padding of shared-memory rows in elements."""
+        return plan.skew_bytes // (2 if plan.path == "tensor" else 4)
+
+    def _reserve_tiles(self, plan: ProductPlan, along_a: bool, along_b: bool) -> str:
+        """Reserve shared memory for two steps and the sums."""
+        skew = self._skew(plan)
+        if plan.path == "tensor":
+            steps = 2 * 2 * (plan.tile_k + skew) * (plan.tile_m + plan.tile_n)
+            sums = 4 * plan.tile_m * (plan.tile_n + 4)
+        else:
+            floats = 0
+            for outer, along_k in ((plan.tile_m, along_a), (plan.tile_n, along_b)):
+                row, count = (plan.tile_k, outer) if along_k else (outer, plan.tile_k)
+                floats += (row + skew) * count
+            steps = 2 * 4 * floats
+            sums = 4 * plan.tile_m * (plan.tile_n + skew)
+        self.shared_bytes = steps + sums
+        self.needs_free_shared = True
+        return "(unsigned short*)shared" if plan.path == "tensor" else "(float*)shared"
+
+    def _plain_matrix(self, operand: TensorSpec, plan: ProductPlan, along_k: bool) -> str | None:
+        """``tk_matrix(...)`` of an operand [..., k, outer] that is a view of memory, or its cast; else None.
+
+        A cast to the operand's dtype disappears, because the tensor-core step rounds to it anyway.
+        """
+        operation = self.scope.inlined.get(operand.buffer)
+        if operation is not None and operation.op == "cast" and plan.path == "tensor":
+            source, out = operation.inputs[0], operation.outputs[0]
+            if not isinstance(source, TensorSpec) or source.shape != out.shape or source.buffer in self.scope.inlined:
+                return None
+            strides = _view_strides(operand, out, source)
+            if strides is None:
+                return None
+            operand = TensorSpec(source.buffer, operand.shape, strides[0], strides[1], source.dtype)
+        elif operation is not None:
+            return None
+        storage = self.frame.storage(operand.buffer)
+        plain = ("float32", "float16", "bfloat16") if plan.path == "tensor" else ("float32",)
+        if storage.space == "scalar" or storage.dtype not in plain:
+            return None
+        depth_stride, outer_stride = operand.strides[-2:]
+        unit, other = (depth_stride, outer_stride) if along_k else (outer_stride, depth_stride)
+        run = operand.shape[-2] if along_k else operand.shape[-1]
+        chunks = plan.chunk if along_k and plan.split > 1 else 4
+        vector = unit == 1 and other % 4 == 0 and run % 4 == 0 and chunks % 4 == 0
+        pointer = self.scope.pointer(operand.buffer, storage, const=True)
+        base = f"{pointer} + {operand.offset}" if operand.offset else pointer
+        if plan.batch > 1 and operand.strides[0]:
+            base += f" + batch * {operand.strides[0]}"
+        return f"tk_matrix({base}, {outer_stride}, {depth_stride}, {_flag(vector)})"
+
+    def _along(self, operand: TensorSpec, coordinates: Sequence[Index], first: str, second: str) -> bool:
+        """Whether neighbours in memory are neighbours along ``first`` rather than ``second``."""
+        votes = 0
+        for access in AccessWalker(self.scope.inlined).operand(operand, coordinates):
+            if access.buffer not in self.frame.schedule.places:
+                continue
+            weight = self.frame.storage(access.buffer).size_bytes
+            votes += weight * (_unit_stride(access.index, first) - _unit_stride(access.index, second))
+        return votes > 0
+
+
+def _unit_stride(index: Index, name: str) -> bool:
+    return any(isinstance(atom, Variable) and atom.name == name and scale == 1 for atom, scale in index.terms)
+
+
+def _view_strides(view: TensorSpec, whole: TensorSpec, source: TensorSpec) -> tuple[tuple[int, ...], int] | None:
+    """Strides and offset over ``source`` of a view of ``whole``, its element-by-element copy: a permutation of dims."""
+    sizes = dict(zip(whole.strides, whole.shape, strict=True))
+    if view.offset != 0 or len(sizes) != whole.ndim or sorted(view.strides) != sorted(sizes):
+        return None
+    if any(sizes[stride] != size for stride, size in zip(view.strides, view.shape, strict=True)):
+        return None
+    by_stride = dict(zip(whole.strides, source.strides, strict=True))
+    return tuple(by_stride[stride] for stride in view.strides), source.offset
+
+
+def _matrix(operand: TensorSpec, batch: Index, row: Index, column: Index) -> tuple[Index, ...]:
+    """Coordinates of a product's operand or result, which has a batch in front or none."""
+    return (batch, row, column) if operand.ndim == 3 else (row, column)
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"

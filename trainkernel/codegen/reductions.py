@@ -1,0 +1,217 @@
+"""Reductions: one function object that loads an element, and a call of the template that fits the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trainkernel.access import ReductionSpace
+from trainkernel.arithmetic import domain_of
+from trainkernel.codegen.bodies import TaskBody
+from trainkernel.codegen.conversions import C_TYPES
+from trainkernel.codegen.scans import emit_scatter, scatter_shared_bytes
+from trainkernel.codegen.text import block, function_object
+from trainkernel.codegen.values import ValueScope, reduce_type
+from trainkernel.dtypes import DTYPES
+from trainkernel.indexing import Index, linearize, variable
+from trainkernel.ir import Operation, TensorSpec
+from trainkernel.ops import literal
+from trainkernel.products import ReductionPlan, ceil_div
+
+
+@dataclass(frozen=True)
+class _TwoPasses:
+    """A reduction in two passes over its row.
+
+    ``kind`` is how the first reduces, ``first`` names its result; the second sums ``term``, an
+    expression by domain over an element ``x``, which the function object ``load`` evaluates.
+    """
+
+    kind: str
+    first: str
+    load: str
+    term: Mapping[str, str]
+
+
+# An infinite maximum must not meet itself as inf - inf.
+_TWO_PASSES = {
+    "softmax_stats": _TwoPasses(
+        "max",
+        "largest",
+        "load_exp",
+        {
+            "float32": "x == largest ? 1.0f : expf(__fsub_rn(x, largest))",
+            "float64": "x == largest ? 1.0 : exp(__dsub_rn(x, largest))",
+        },
+    ),
+    "moments": _TwoPasses(
+        "sum",
+        "mean",
+        "load_square",
+        {
+            "float32": "__fmul_rn(__fsub_rn(x, mean), __fsub_rn(x, mean))",
+            "float64": "__dmul_rn(__dsub_rn(x, mean), __dsub_rn(x, mean))",
+        },
+    ),
+}
+
+
+class ReductionBody(TaskBody):
+    """The body of a reduction or a scatter."""
+
+    _inside: str | None = None
+
+    def lines(self) -> list[str]:
+        plan, root = self.task.plan, self.task.root
+        assert isinstance(plan, ReductionPlan) and root is not None
+        if plan.path == "scatter":
+            self.shared_bytes = scatter_shared_bytes(self.threads)
+            return emit_scatter(self.scope, root, plan, self.threads, self._epilogue)
+        if self.region is not None:
+            return self._reduction_of_piece(plan, root, self.region.split.pieces)
+        row_pieces = ceil_div(plan.rows, plan.rows_per_piece)
+        lines: list[str] = []
+        begin, end = "0", str(plan.count)
+        piece = "piece"
+        if plan.partials > 1:
+            piece = f"piece % {row_pieces}"
+            lines.append(f"const tk_index begin = (tk_index)(piece / {row_pieces}) * {plan.chunk};")
+            lines.append(f"const tk_index end = tk_min(begin + {plan.chunk}, (tk_index){plan.count});")
+            begin, end = "begin", "end"
+        if plan.rows > 1 or plan.path != "block":
+            lines.append(f"const tk_index r = {self._row(plan, piece)};")
+        lines += self._load_element(root, plan)
+        results, reduce_lines = self._reduce_calls(root, plan, begin, end)
+        element: Index = variable("r", plan.rows)
+        if root.op == "reduce_partials":
+            element = linearize((variable("c", plan.partials), element), (plan.rows, 1))
+            if plan.partials > 1:
+                reduce_lines.append(f"const tk_index c = piece / {row_pieces};")
+        return lines + self._reduced(plan, root, results, reduce_lines, element)
+
+    def _reduction_of_piece(self, plan: ReductionPlan, root: Operation, pieces: int) -> list[str]:
+        """The rows of a piece, or, of a reduction over rows, the piece's part of every result."""
+        partial = root.op == "reduce_partials"
+        rows = plan.rows if partial else plan.rows // pieces
+        first = f"piece * {rows} + " if pieces > 1 and not partial else ""
+        lane = {
+            "thread": "threadIdx.x",
+            "warp": "threadIdx.x / 32",
+            "block": "0",
+            "columns": f"threadIdx.x % {plan.rows_per_piece}",
+        }[plan.path]
+        lines: list[str] = []
+        begin, end = "0", str(plan.count)
+        if partial and pieces > 1:
+            lines.append(f"const tk_index begin = (tk_index)piece * {plan.chunk}, end = begin + {plan.chunk};")
+            begin, end = "begin", "end"
+        inner: list[str] = []
+        if plan.rows > 1 or plan.path != "block":
+            inner.append(
+                f"const tk_index own_row = row + {lane}, r = {first}own_row;"
+                if lane != "0"
+                else f"const tk_index r = {first}row;"
+            )
+        inner += self._load_element(root, plan)
+        self._inside = f"own_row < {rows}"
+        results, reduce_lines = self._reduce_calls(root, plan, begin, end)
+        element: Index = variable("r", plan.rows)
+        if partial:
+            element = linearize((variable("piece", plan.partials), element), (plan.rows, 1))
+        inner += self._reduced(plan, root, results, reduce_lines, element)
+        if rows <= plan.rows_per_piece:
+            return [*lines, "const tk_index row = 0;", *inner]
+        head = f"for (tk_index row = 0; row < {rows}; row += {plan.rows_per_piece})"
+        return [*lines, "#pragma unroll 1", *block(head, inner)]
+
+    def _reduced(
+        self, plan: ReductionPlan, root: Operation, results: list[str], reduce_lines: list[str], element: Index
+    ) -> list[str]:
+        """The reduction and its epilogue, by the threads that have a result."""
+        registers = {spec.buffer: name for spec, name in zip(root.outputs, results, strict=True)}
+        finish = self._epilogue(registers, element)
+        inside = self._inside or f"r < {plan.rows}"
+        lines: list[str] = []
+        if plan.path == "thread":
+            return lines + block(f"if ({inside})", reduce_lines + finish)
+        if plan.path == "warp":
+            return lines + block(f"if ({inside})", reduce_lines + block("if (threadIdx.x % 32 == 0)", finish))
+        if plan.path == "block":
+            return lines + reduce_lines + block("if (threadIdx.x == 0)", finish)
+        return lines + reduce_lines + block(f"if (threadIdx.x < {plan.rows_per_piece} && {inside})", finish)
+
+    def _row(self, plan: ReductionPlan, piece: str) -> str:
+        if plan.path == "thread":
+            return f"(tk_index)({piece}) * {self.threads} + threadIdx.x"
+        if plan.path == "warp":
+            return f"(tk_index)({piece}) * {self.threads // 32} + threadIdx.x / 32"
+        if plan.path == "block":
+            return piece
+        return f"(tk_index)({piece}) * {plan.rows_per_piece} + threadIdx.x % {plan.rows_per_piece}"
+
+    def _load_element(self, root: Operation, plan: ReductionPlan) -> list[str]:
+        source, domain = root.inputs[0], domain_of(root)
+        assert isinstance(source, TensorSpec)
+        space = ReductionSpace.of(root)
+        values = ValueScope(self.scope, {}, None)
+        text = literal(0, domain)
+        if source.num_elements:
+            coordinates = space.coordinates(variable("r", plan.rows), variable("k", plan.count))
+            text = values.operand(source, coordinates, domain)
+        return function_object("load", "tk_index k", values.lines, text, C_TYPES[domain])
+
+    def _reduce_calls(self, root: Operation, plan: ReductionPlan, begin: str, end: str) -> tuple[list[str], list[str]]:
+        if root.op in _TWO_PASSES:
+            return self._two_passes(root, plan, begin, end)
+        domain, out = domain_of(root), root.outputs[0]
+        kind = root.attrs.get("reduce", root.op)
+        call = self._reduce_call(kind, domain, plan, begin, end, "load", everyone=False)
+        divisor = plan.count if root.op == "mean" else root.attrs.get("divisor", 1)
+        if root.op == "mean" or divisor != 1:
+            # Not scaled(): the mean of no elements is 0 / 0.
+            call = _divided(call, divisor, domain)
+        name = self.scope.fresh(out.buffer)
+        return [name], [self.scope.declaration(name, out.dtype, self.scope.rounded(call, domain, out.dtype))]
+
+    def _two_passes(self, root: Operation, plan: ReductionPlan, begin: str, end: str) -> tuple[list[str], list[str]]:
+        """A reduction whose second pass over its row needs the result of the first."""
+        passes, domain = _TWO_PASSES[root.op], domain_of(root)
+        first = self._reduce_call(passes.kind, domain, plan, begin, end, "load", everyone=True)
+        if root.op == "moments":
+            first = _divided(first, plan.count, domain)
+        lines = [f"const {C_TYPES[domain]} {passes.first} = {first};"]
+        body = [f"const {C_TYPES[domain]} x = load(k);"]
+        lines += function_object(passes.load, "tk_index k", body, passes.term[domain], C_TYPES[domain])
+        second = self._reduce_call("sum", domain, plan, begin, end, passes.load, everyone=False)
+        if root.op == "moments":
+            second = _divided(second, plan.count, domain)
+        names = [self.scope.fresh(spec.buffer) for spec in root.outputs]
+        for name, spec, value in zip(names, root.outputs, (passes.first, second), strict=True):
+            lines.append(self.scope.declaration(name, spec.dtype, self.scope.rounded(value, domain, spec.dtype)))
+        return names, lines
+
+    def _reduce_call(
+        self, kind: str, domain: str, plan: ReductionPlan, begin: str, end: str, load: str, *, everyone: bool
+    ) -> str:
+        op = reduce_type(kind, domain, self.scope.templates)
+        c_type, itemsize_bytes = C_TYPES[domain], DTYPES[domain].itemsize_bytes
+        flag = "true" if everyone else "false"
+        if plan.path == "thread":
+            return f"tk_reduce_lane<{op}, 1>({begin}, {end}, {load})"
+        if plan.path == "warp":
+            return f"tk_reduce_warp<{op}>({begin}, {end}, {load})"
+        if plan.path == "block":
+            self.shared_bytes = max(self.shared_bytes, self.threads // 32 * itemsize_bytes)
+            return f"tk_reduce_block<{op}, {self.threads}, {flag}>({begin}, {end}, ({c_type}*)shared, {load})"
+        self.shared_bytes = max(self.shared_bytes, self.threads * itemsize_bytes)
+        inside = self._inside or f"r < {plan.rows}"
+        sizes = f"{op}, {self.threads}, {plan.rows_per_piece}, {flag}"
+        return f"tk_reduce_columns<{sizes}>({inside}, {begin}, {end}, ({c_type}*)shared, {load})"
+
+
+def _divided(text: str, divisor: int, domain: str) -> str:
+    return (
+        f"__fdiv_rn({text}, {float(divisor)}f)"
+        if domain == "float32"
+        else f"tk_div({text}, {literal(divisor, domain)})"
+    )
