@@ -15,8 +15,9 @@ alone.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
+from typing import TypeAlias
 
 from trainkernel.access import AccessWalker
 from trainkernel.alignment import PARTIAL, ROW, accesses, is_aligned
@@ -24,9 +25,10 @@ from trainkernel.arithmetic import domain_of, kind_of, scale_of
 from trainkernel.ir import Operation, Program, TensorSpec
 from trainkernel.ops import OPS
 from trainkernel.options import Options
-from trainkernel.products import plan_product, product_cost_us
+from trainkernel.products import block_scratch_bytes, plan_product, product_cost_us
 from trainkernel.target import Target
 
+REGION_THREADS = 512
 _MIN_MEETINGS = 2
 _MAX_LABELS = 3
 _MAX_TRIALS = 12
@@ -93,7 +95,7 @@ def plan_region(program: Program, target: Target, options: Options) -> RegionPla
             for pieces in choices if rows else ():
                 plan = RegionPlan(Split(label, pieces), rows, partials)
                 cost = model.total_us(plan)
-                if cost < best_us - 1e-9:
+                if cost < best_us - 1e-9 and model.fits(plan):
                     best_us, best = cost, plan
     return best
 
@@ -102,7 +104,8 @@ def _classifications(
     program: Program, label: int, model: RegionCost, choices: list[int]
 ) -> Iterator[tuple[frozenset[str], frozenset[str]]]:
     """What a label cuts; then, one after another, with those products left to the whole grid that are cheaper there."""
-    all_rows, partials = classify(program, label, frozenset(), frozenset())
+    known: _Known = {}
+    all_rows, partials = classify(program, label, frozenset(), frozenset(), known)
     yield all_rows, partials
     if label == 1:
         return
@@ -112,7 +115,7 @@ def _classifications(
         name = operation.outputs[0].buffer
         if name not in plan.rows and name not in plan.partials:
             continue
-        rows, partials = classify(program, label, whole | {name}, all_rows)
+        rows, partials = classify(program, label, whole | {name}, all_rows, known)
         trial = RegionPlan(plan.split, rows, partials)
         if rows and model.total_us(trial) < model.total_us(plan):
             whole, plan = whole | {name}, trial
@@ -153,19 +156,22 @@ def _labels(program: Program, operations: list[Operation]) -> list[int]:
 
 # ---------------------------------------------------------------------------- what a label cuts
 
+# By the first output of an operation and its role under one label: what it reads of its own rows alone, and the rest.
+_Known: TypeAlias = "dict[tuple[str, str], tuple[set[str], set[str]] | None]"
+
 
 def classify(
-    program: Program, label: int, outside: frozenset[str], all_rows: frozenset[str]
+    program: Program, label: int, outside: frozenset[str], all_rows: frozenset[str], known: _Known
 ) -> tuple[frozenset[str], frozenset[str]]:
     """The buffers computed row by row under a label, and those that sum over rows.
 
     The operations that make those ``outside`` are left to the whole grid; ``all_rows`` says which of them
-    have rows all the same.
+    have rows all the same. ``known`` keeps from walk to walk what does not depend on them.
     """
     declared = {spec.buffer: spec for spec in program.buffers()}
     whole: set[str] = set()
     while True:
-        walk = _Classification(program, declared, label, whole | outside, outside & all_rows)
+        walk = _Classification(program, declared, label, whole | outside, outside & all_rows, known)
         if not walk.misread:
             return walk.result()
         whole |= walk.misread
@@ -187,10 +193,12 @@ class _Classification:
         label: int,
         whole: set[str],
         outside: frozenset[str],
+        known: _Known,
     ) -> None:
         self._declared = declared
         self._label = label
         self._walker = AccessWalker({})
+        self._known = known
         self._inputs = {spec.buffer: spec for spec in program.inputs}
         self._outside = outside
         self._operations = [item for item in program.operations if isinstance(item, Operation)]
@@ -233,6 +241,12 @@ class _Classification:
 
     def _reads(self, operation: Operation, role: str) -> tuple[set[str], set[str]] | None:
         """Buffers of which the operation reads its own rows alone, and the others; None if it cannot be cut so."""
+        key = operation.outputs[0].buffer, role
+        if key not in self._known:
+            self._known[key] = self._find_reads(operation, role)
+        return self._known[key]
+
+    def _find_reads(self, operation: Operation, role: str) -> tuple[set[str], set[str]] | None:
         if role == ROW and not _computed_in_block(operation, self._label):
             return None
         found = accesses(operation, self._walker, self._label, role)
@@ -300,7 +314,7 @@ class RegionCost:
     """Estimated time of a program under a region plan: the pieces, and the stages of the grid around them."""
 
     def __init__(self, program: Program, target: Target, options: Options) -> None:
-        self._target = target
+        self._target, self._options = target, options
         self._items = program.operations
         self._operations = [item for item in program.operations if isinstance(item, Operation)]
         self._declared = {spec.buffer: spec for spec in program.buffers()}
@@ -310,6 +324,25 @@ class RegionCost:
             for operation in self._operations
             if _num_elements(operation)
         }
+
+    def fits(self, plan: RegionPlan) -> bool:
+        """Whether shared memory holds what each product of the region needs, whatever will be fused."""
+        threads = self._options.threads_per_block or REGION_THREADS
+        evaluated = {
+            operation.outputs[0].buffer
+            for operation in self._operations
+            if kind_of(operation) == "pointwise" or plan.role(operation) != ROW
+        }
+        for operation in self._operations:
+            role = plan.role(operation)
+            if role is None or kind_of(operation) != "product" or not is_block_product(operation):
+                continue
+            kind = "product_partials" if role == PARTIAL else operation.op
+            attrs = {**operation.attrs, "pieces": plan.split.pieces}
+            piece = plan_product(replace(operation, op=kind, attrs=attrs), self._target, self._options)
+            if block_scratch_bytes(operation, piece, threads, evaluated) > self._target.shared_bytes_per_block:
+                return False
+        return True
 
     def largest_products(self) -> list[Operation]:
         """The products that do most of the work, largest first."""
