@@ -19,7 +19,7 @@ from trainkernel.lowering import lower
 from trainkernel.options import Options, whole_buffer
 from trainkernel.passes import normalize
 from trainkernel.products import ProductPlan, ReductionPlan, ScanPlan, ceil_div, plan_product, plan_reduction, plan_scan
-from trainkernel.regions import RegionPlan, plan_region
+from trainkernel.regions import REGION_THREADS, RegionPlan, plan_region
 from trainkernel.schedule import (
     ArenaPlace,
     BlockRegion,
@@ -36,7 +36,6 @@ from trainkernel.shared import RegionParts, block_barriers, copies_of, lay_out, 
 from trainkernel.target import Target
 
 MAX_ELEMENTS_PER_THREAD = 4
-_REGION_THREADS = 512
 _MAX_PIECES = 2**31 - 2**20
 
 
@@ -45,7 +44,7 @@ def build_schedule(program: Program, target: Target, options: Options, inplace_o
     program = _with_staged_carries(normalize(program))
     regions = _plan_regions(program, target, options)
     if options.threads_per_block is None and any(regions.values()):
-        options = replace(options, threads_per_block=_REGION_THREADS)
+        options = replace(options, threads_per_block=REGION_THREADS)
     return _schedule_level(program, target, options, inplace_outputs, regions)
 
 

@@ -7,7 +7,8 @@ never on the grid or on what is fused into it: so fusing does not change a bit.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Set
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
@@ -53,6 +54,8 @@ _LONE_WARP_FACTOR = 2.0
 _PANEL_OUTPUT_US = 3.0e-4
 PANEL_PAD = 4
 MAX_PANEL_BYTES = 200 * 1024
+MAX_STAGED_BYTES = 150 * 1024
+_STREAM_BYTES = 140 * 1024
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -169,6 +172,35 @@ def panel_bytes(plan: ProductPlan, threads: int) -> int:
 def panel_floats(outer: int, depth: int) -> int:
     """A bound of the floats of a panel, whichever of its dims is contiguous."""
     return max(outer * (depth + PANEL_PAD), depth * (outer + PANEL_PAD))
+
+
+def stream_columns(plan: ProductPlan) -> int:
+    """Columns of one step of an operand that a block fetches in steps, two of which are under way."""
+    for columns in (64, 32, 16):
+        if 2 * 4 * panel_floats(columns, panel_depth(plan.tile_k)) <= _STREAM_BYTES:
+            return columns
+    return 8
+
+
+def block_scratch_bytes(operation: Operation, plan: ProductPlan, threads: int, evaluated: Set[str]) -> int:
+    """A bound of the scratch of a product in a region, whatever is fused into it.
+
+    ``evaluated`` are the buffers that may be evaluated before it rather than read where they lie.
+    """
+    a, b = operation.inputs[-2:]
+    total, streamed = 0, plan.split == plan.batch == 1
+    for operand, outer in ((a, plan.tile_m), (b, plan.tile_n)):
+        assert isinstance(operand, TensorSpec)
+        if operand.buffer in evaluated or operand.dtype != "float32" or 1 not in operand.strides[-2:]:
+            total += 4 * panel_floats(panel_depth(outer), panel_depth(plan.tile_k))
+            streamed = streamed and operand is not b
+    plain = block_sums_bytes(plan, threads, 0.0 if plan.split > 1 else _MAX_UNROLLED_COST + 1)
+    if streamed and 4 * panel_floats(panel_depth(plan.n), panel_depth(plan.k)) > MAX_STAGED_BYTES:
+        columns = stream_columns(plan)
+        sums = block_sums_bytes(replace(plan, tile_n=columns), threads, _MAX_UNROLLED_COST + 1)
+        # The operand is streamed only if the caller's memory holds it.
+        return total + max(plain, sums + 2 * 4 * panel_floats(columns, panel_depth(plan.tile_k)))
+    return total + plain
 
 
 @lru_cache(maxsize=1024)

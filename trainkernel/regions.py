@@ -15,7 +15,7 @@ alone.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from trainkernel.access import AccessWalker
@@ -24,9 +24,10 @@ from trainkernel.arithmetic import domain_of, kind_of, scale_of
 from trainkernel.ir import Item, Operation, Program, TensorSpec
 from trainkernel.ops import OPS
 from trainkernel.options import Options
-from trainkernel.products import plan_product, product_cost_us
+from trainkernel.products import block_scratch_bytes, plan_product, product_cost_us
 from trainkernel.target import Target
 
+REGION_THREADS = 512
 _MIN_MEETINGS = 2
 _MAX_LABELS = 3
 _MAX_TRIALS = 12
@@ -98,7 +99,7 @@ def plan_region(program: Program, target: Target, options: Options) -> RegionPla
             for pieces in choices if rows else ():
                 plan = RegionPlan(Split(label, pieces), rows, partials)
                 cost = model.total_us(plan)
-                if cost < best_us - 1e-9:
+                if cost < best_us - 1e-9 and model.fits(plan):
                     best_us, best = cost, plan
     return best
 
@@ -348,9 +349,26 @@ class RegionCost:
     """Estimated time of a program under a region plan: the pieces, and the stages of the grid around them."""
 
     def __init__(self, program: Program, target: Target, options: Options) -> None:
-        self._target = target
+        self._target, self._options = target, options
         self._items = [_ItemCost.of(item, target, options) for item in program.operations]
         self._sizes = {spec.buffer: 4 * spec.num_elements for spec in program.buffers()}
+
+    def fits(self, plan: RegionPlan) -> bool:
+        """Whether shared memory holds what each product of the region needs, whatever will be fused."""
+        threads = self._options.threads_per_block or REGION_THREADS
+        evaluated = {item.name for item in self._items if item.kind == "pointwise" or item.name not in plan.rows}
+        for item in self._items:
+            operation = item.operation
+            if operation is None or not plan.has(item.name):
+                continue
+            if item.kind != "product" or not is_block_product(operation):
+                continue
+            kind = "product_partials" if item.name in plan.partials else operation.op
+            attrs = {**operation.attrs, "pieces": plan.split.pieces}
+            piece = plan_product(replace(operation, op=kind, attrs=attrs), self._target, self._options)
+            if block_scratch_bytes(operation, piece, threads, evaluated) > self._target.shared_bytes_per_block:
+                return False
+        return True
 
     def largest_products(self) -> list[Operation]:
         """The products that do most of the work, largest first."""

@@ -16,7 +16,15 @@ from trainkernel.arithmetic import scale_of
 from trainkernel.dtypes import DTYPES
 from trainkernel.ir import TensorSpec
 from trainkernel.ops import OPS
-from trainkernel.products import ProductPlan, ReductionPlan, block_sums_bytes, panel_depth, panel_floats
+from trainkernel.products import (
+    MAX_STAGED_BYTES,
+    ProductPlan,
+    ReductionPlan,
+    block_sums_bytes,
+    panel_depth,
+    panel_floats,
+    stream_columns,
+)
 from trainkernel.regions import Split
 from trainkernel.schedule import ArenaPlace, Place, SharedLayout, SharedPlace, Staged, Task, runs_whole
 
@@ -24,8 +32,6 @@ _ALIGNMENT_BYTES = 128
 _MAX_WHOLE_ELEMENTS = 1024
 _STAGED_DTYPES = ("float32", "int32", "uint32")
 _PAD = 4
-_MAX_STAGED_BYTES = 150 * 1024
-_STREAM_BYTES = 140 * 1024
 _MAX_ROW_STRIDE = 2**29
 _MAX_REDUCTION_SCRATCH_BYTES = 16 * 1024
 _MAX_TILE_SCRATCH_BYTES = 96 * 1024
@@ -78,7 +84,7 @@ class RegionParts:
             for position, operand in enumerate(part.root.inputs[-2:]):
                 assert isinstance(operand, TensorSpec)
                 copy = staged_matrix(part, position, self.split)
-                if copy is not None and self.is_outside(operand.buffer) and copy.size_bytes <= _MAX_STAGED_BYTES:
+                if copy is not None and self.is_outside(operand.buffer) and copy.size_bytes <= MAX_STAGED_BYTES:
                     wishes.append(copy)
                     matrices.add(operand.buffer)
         for name in part.reads:
@@ -175,15 +181,7 @@ def is_streamed(part: Task, split: Split) -> bool:
     if plan.split > 1 or plan.batch > 1:
         return False
     copy = staged_matrix(part, 1, split)
-    return copy is not None and copy.size_bytes > _MAX_STAGED_BYTES
-
-
-def stream_columns(plan: ProductPlan) -> int:
-    """Columns of one step of a streamed operand, two of which are under way."""
-    for columns in (64, 32, 16):
-        if 2 * 4 * panel_floats(columns, panel_depth(plan.tile_k)) <= _STREAM_BYTES:
-            return columns
-    return 8
+    return copy is not None and copy.size_bytes > MAX_STAGED_BYTES
 
 
 def _round_up(size: int) -> int:

@@ -204,7 +204,10 @@ class ProductBody(TaskBody):
         )
         arguments = f"{pointers[0]}, {pointers[1]}, {sums}, {inside}, compute, write"
         sizes = ", ".join(str(size) for size in [*template, results])
-        return [*lines, *epilogue, f"tk_block_product<{sizes}>({arguments});"]
+        # With sums, the barrier before the epilogue does as well.
+        free = plan.num_pieces > 1 and not sums_bytes
+        tail = ["__syncthreads();  // the panels have been read: the next piece takes their place"] if free else []
+        return [*lines, *epilogue, f"tk_block_product<{sizes}>({arguments});", *tail]
 
     def _tiles(self, plan: ProductPlan, root: Operation) -> list[str]:
         tensor = plan.path == "tensor"

@@ -13,7 +13,7 @@ from trainkernel.indexing import ZERO, Index, linearize, variable
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.memory import Frame, Storage
 from trainkernel.ops import literal
-from trainkernel.products import PANEL_PAD, ProductPlan, block_sums_bytes, block_tile, panel_depth
+from trainkernel.products import PANEL_PAD, ProductPlan, block_sums_bytes, block_tile, panel_depth, stream_columns
 from trainkernel.schedule import BlockRegion, Staged, Task
 from trainkernel.shared import (
     epilogue_cost,
@@ -22,7 +22,6 @@ from trainkernel.shared import (
     is_streamed,
     staged_elements,
     staged_matrix,
-    stream_columns,
 )
 
 _ITEMSIZE_BYTES = 4
