@@ -27,8 +27,9 @@ class _Walk:
     """Accesses since the last barrier of each scope, in execution order."""
 
     def __init__(self) -> None:
-        self._since: dict[str, list[_Touch]] = {"grid": [], "block": []}
-        self._written: dict[str, list[ByteRange]] = {}
+        # By scope, then by memory space, then by what was touched and how: who was the last.
+        self._since: dict[str, dict[str, dict[tuple[ByteRange, bool], str]]] = {"grid": {}, "block": {}}
+        self._written: dict[str, set[ByteRange]] = {}
 
     def barrier(self, scope: Scope) -> None:
         """A grid barrier is a block barrier too."""
@@ -52,7 +53,7 @@ class _Walk:
         for second in range(2 if region.split.pieces > 1 else 1):
             near_only = second > 0
             if not near_only:
-                self._since["block"] = [touch for touch in self._since["block"] if touch.place.space != "shared"]
+                self._since["block"].pop("shared", None)
             # What is the same for every piece is fetched once.
             fetched = [copy for copy in region.shared.staged if copy.piece_stride or not near_only]
             self._all(task, [], [_copy_range(region, copy) for copy in fetched])
@@ -72,7 +73,7 @@ class _Walk:
                     writes = [place for place in writes if place is not None and place.space == "shared"]
                 self._all(part, reads, writes)
                 if region.scratch[number] == "read":
-                    self._since["block"].append(_Touch(part.name, scratch, False))
+                    self._since["block"].setdefault("shared", {})[scratch, False] = part.name
             if region.waits[-1]:
                 self.barrier("block")
 
@@ -90,22 +91,22 @@ class _Walk:
         for place in writes:
             assert place is not None
             own.append(_Touch(task.name, place, True))
-            self._written.setdefault(place.space, []).append(place)
+            self._written.setdefault(place.space, set()).add(place)
         for scope, since in self._since.items():
             for mine in own:
-                for other in since:
-                    if (mine.write or other.write) and mine.place.scope(other.place) == scope:
-                        raise VerificationError(
-                            f"tasks {other.task!r} and {task.name!r} meet at {mine.place} without a {scope} barrier "
-                            "between them"
-                        )
+                for (place, write), other in since.get(mine.place.space, {}).items():
+                    if (mine.write or write) and mine.place.scope(place) == scope:
+                        where = f"meet at {mine.place} without a {scope} barrier between them"
+                        raise VerificationError(f"tasks {other!r} and {task.name!r} {where}")
         for since in self._since.values():
-            since += own
+            for mine in own:
+                since.setdefault(mine.place.space, {})[mine.place, mine.write] = mine.task
 
     def _check_written(self, task: Task, name: str, place: ByteRange) -> None:
         if place.space not in ("arena", "shared"):
             return
-        if not any(place.overlaps(written) for written in self._written.get(place.space, [])):
+        written = self._written.get(place.space, set())
+        if place not in written and not any(place.overlaps(other) for other in written):
             raise VerificationError(f"task {task.name!r} reads {name!r} at {place}, which nothing has written")
 
 
