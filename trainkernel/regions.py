@@ -33,6 +33,9 @@ _MAX_LABELS = 3
 _MAX_TRIALS = 12
 _MIN_TRIAL_FLOPS = 1_000_000
 _SLAB_SHARE = 1.2
+_SHARED_SHARE = 0.8
+_FAR_BYTES_PER_US = 1.0e4
+_MAX_WAVES = 2
 _PARTIAL_REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 # Time of a part of a piece, microseconds, with 256 threads on one SM; measured on an H200.
 _PART_US = 0.25
@@ -92,7 +95,7 @@ def plan_region(program: Program, target: Target, options: Options) -> RegionPla
     best_us = model.total_us(None) if asked is None else float("inf")
     best: RegionPlan | None = None
     for label in _labels(program, operations):
-        choices = list(_divisors(label, target.num_sms)) if asked is None else _asked(label, asked)
+        choices = list(_divisors(label, _MAX_WAVES * target.num_sms)) if asked is None else _asked(label, asked)
         if not choices:
             continue
         for rows, partials in _classifications(Cuts(program, label), model, choices):
@@ -113,15 +116,15 @@ def _classifications(
     if cuts.label == 1 or not all_rows:
         return
     rows, whole = all_rows, frozenset[str]()
-    plan = RegionPlan(Split(cuts.label, choices[-1]), rows, partials)
+    best_us = model.best_us(cuts.label, choices, rows, partials)
     for operation in model.largest_products():
         name = operation.outputs[0].buffer
-        if name not in plan.rows and name not in plan.partials:
+        if name not in rows and name not in partials:
             continue
-        rows, partials = classify(cuts, whole | {name}, all_rows)
-        trial = RegionPlan(plan.split, rows, partials)
-        if rows and model.total_us(trial) < model.total_us(plan):
-            whole, plan = whole | {name}, trial
+        trial_rows, trial_partials = classify(cuts, whole | {name}, all_rows)
+        trial_us = model.best_us(cuts.label, choices, trial_rows, trial_partials)
+        if trial_rows and trial_us < best_us:
+            rows, partials, whole, best_us = trial_rows, trial_partials, whole | {name}, trial_us
             yield rows, partials
 
 
@@ -382,6 +385,10 @@ class RegionCost:
             return self._path_us(None)
         return self._pieces_us(plan) + self._path_us(plan)
 
+    def best_us(self, label: int, choices: list[int], rows: frozenset[str], partials: frozenset[str]) -> float:
+        """The least time over several numbers of pieces."""
+        return min(self.total_us(RegionPlan(Split(label, pieces), rows, partials)) for pieces in choices)
+
     def _pieces_us(self, plan: RegionPlan) -> float:
         """One wave of pieces after another, and the partial results that they leave."""
         split = plan.split
@@ -398,6 +405,8 @@ class RegionCost:
         if split.pieces > 1 and slab_bytes > _SLAB_SHARE * self._target.shared_bytes_per_block:
             return float("inf")  # values would go through device memory, part by part
         kept_bytes, streamed_bytes = self._bytes_from_outside(inside, plan)
+        far_bytes = max(0.0, slab_bytes + kept_bytes - _SHARED_SHARE * self._target.shared_bytes_per_block)
+        piece_us += far_bytes / _FAR_BYTES_PER_US
         blocks = min(split.pieces, self._target.num_sms)
         moved_us = max(
             kept_bytes / _BLOCK_BYTES_PER_US + streamed_bytes / _STREAM_BYTES_PER_US,
