@@ -258,7 +258,7 @@ def test_the_digest_is_of_every_module_that_generating_needs() -> None:
         "c.generate(b.build([b.op('neg', b.input('x', (4,)))]))\n"
         "print(*(m.__file__ for n, m in sys.modules.items() if n.partition('.')[0] == 'trainkernel'), sep='\\n')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     package = Path(tk.__file__).parent
     # The package itself imports these two; nothing that generates does.
     allowed = {str(package / name) for name in ("__init__.py", "reference.py")}
