@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainkernel.errors import OptionError, ProgramError, TrainkernelError
 from trainkernel.ir import Program
-from trainkernel.options import ALLOWED_INTS, SWITCHES, Options
+from trainkernel.options import SWITCHES, Options, describe_choices
 from trainkernel.target import PRESETS, Target
 
 if TYPE_CHECKING:
@@ -138,8 +138,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         if field.name in SWITCHES:
             group.add_argument(flag, choices=("on", "off"))
         else:
-            allowed = ", ".join(str(value) for value in ALLOWED_INTS.get(field.name, ()))
-            group.add_argument(flag, type=int, metavar="N", help=allowed or "at least 1")
+            group.add_argument(flag, type=int, metavar="N", help=describe_choices(field.name) or "at least 1")
 
 
 def _options(parsed: argparse.Namespace) -> dict[str, Any]:

@@ -79,6 +79,14 @@ class Options:
         return max(32, self.threads // 8)
 
 
+def describe_choices(name: str) -> str:
+    """What an option that is an int may be, in words."""
+    choices = ALLOWED_INTS.get(name, ())
+    if len(choices) > 99:
+        return f"{choices[0]} to {choices[-1]}"
+    return ", ".join(str(choice) for choice in choices)
+
+
 def check_options(values: Mapping[str, Any]) -> Options:
     """Check each option's type and value.
 
@@ -103,9 +111,7 @@ def check_options(values: Mapping[str, Any]) -> Options:
             if not 1 <= value <= MAX_BLOCKS_LIMIT:
                 raise OptionError(f"option max_blocks must be 1 to {MAX_BLOCKS_LIMIT}, got {value}")
         elif value not in ALLOWED_INTS[name]:
-            choices = ALLOWED_INTS[name]
-            allowed = f"0 to {choices[-1]}" if len(choices) > 99 else ", ".join(str(choice) for choice in choices)
-            raise OptionError(f"option {name} must be one of {allowed}, got {value}")
+            raise OptionError(f"option {name} must be one of {describe_choices(name)}, got {value}")
     return Options(**values)
 
 
