@@ -9,7 +9,7 @@ the buffer's dims: so a block that computes some rows of both needs nobody else'
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import prod
 
 from trainkernel.access import Access, AccessWalker, ReductionSpace, scatter_coordinates
@@ -38,6 +38,22 @@ def is_aligned(access: Access, num_elements: int, label: int) -> bool:
     if num_elements % label or not num_elements:
         return False
     return access.index // (num_elements // label) == variable(_ROW_VARIABLE, label)
+
+
+def by_alignment(
+    found: Iterable[Access], declared: Mapping[str, TensorSpec], label: int
+) -> tuple[frozenset[str], frozenset[str]]:
+    """The buffers of which accesses touch their own rows alone, and the others.
+
+    An input that is a view with gaps has no rows.
+    """
+    buffers, astray = set(), set()
+    for access in found:
+        spec = declared[access.buffer]
+        buffers.add(access.buffer)
+        if not is_aligned(access, spec.num_elements if spec.is_dense and not spec.offset else 0, label):
+            astray.add(access.buffer)
+    return frozenset(buffers - astray), frozenset(astray)
 
 
 def accesses(operation: Operation, walker: AccessWalker, label: int = 1, role: str = ROW) -> list[Access] | None:

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trainkernel.access import Access, AccessWalker
-from trainkernel.alignment import PARTIAL, ROW, accesses, is_aligned
+from trainkernel.alignment import PARTIAL, ROW, accesses, by_alignment
 from trainkernel.arithmetic import kind_of
 from trainkernel.errors import VerificationError
 from trainkernel.indexing import Index, variable
@@ -352,15 +352,7 @@ def aligned_reads(
         if reads is None:
             raise VerificationError(f"an operation inside of a region has no {label} rows\n  in operation: {operation}")
         found += reads
-    astray = {
-        access.buffer for access in found if not is_aligned(access, _num_elements(declared[access.buffer]), label)
-    }
-    return frozenset(access.buffer for access in found) - astray
-
-
-def _num_elements(spec: TensorSpec) -> int:
-    """Elements of a buffer; none of an input that is a view with gaps, which has no rows."""
-    return spec.num_elements if spec.is_dense and not spec.offset else 0
+    return by_alignment(found, declared, label)[0]
 
 
 def _loop_accesses(loop: Loop) -> list[Access]:

@@ -20,7 +20,7 @@ from trainkernel.alignment import ROW
 from trainkernel.arithmetic import domain_of, kind_of, scale_of
 from trainkernel.ir import Item, Operation, Program, TensorSpec
 from trainkernel.options import Options
-from trainkernel.products import SCATTERS, ReductionPlan, plan_product, plan_reduction, reduced_count
+from trainkernel.products import SCATTERS, SPLIT_REDUCTIONS, ReductionPlan, plan_product, plan_reduction, reduced_count
 from trainkernel.regions import RegionPlan, is_block_product
 from trainkernel.target import Target
 
@@ -42,7 +42,7 @@ def lower(program: Program, target: Target, options: Options, region: RegionPlan
             items += _lower_product(item, target, options, taken)
         elif isinstance(item, Operation) and item.op == "scatter_add":
             items += _lower_scatter(item, target, options, taken)
-        elif isinstance(item, Operation) and item.op in ("sum", "mean", "max", "min", "prod"):
+        elif isinstance(item, Operation) and item.op in SPLIT_REDUCTIONS:
             items += _lower_reduction(item, plan_reduction(item, target, options), taken)
         else:
             items.append(item)

@@ -145,13 +145,10 @@ class _Graph:
     # ------------------------------------------------------------------ nodes and edges
 
     def _add_draft(self, draft: TaskDraft) -> None:
-        inside = self._region is not None and draft.inside
-        aligned = (
-            aligned_reads(draft, self._region.split.label, self._fused.inlined, self._declared)
-            if inside and self._region
-            else frozenset()
-        )
-        node = self._node(self._task(draft), set(draft.reads), set(draft.stores), inside, aligned)
+        aligned: frozenset[str] = frozenset()
+        if self._region is not None and draft.inside:
+            aligned = aligned_reads(draft, self._region.split.label, self._fused.inlined, self._declared)
+        node = self._node(self._task(draft), set(draft.reads), set(draft.stores), draft.inside, aligned)
         self._drafts[node] = draft
         for name in draft.stores:
             self._writer[name] = node

@@ -23,6 +23,8 @@ GEMV_MIN_BATCHED_OUTPUTS = 8
 THIN_DEPTH = 8
 THIN_ROWS = 4
 TWO_PHASE_ELEMENTS = 4096
+SPLIT_REDUCTIONS = ("sum", "mean", "max", "min", "prod")
+"""Reductions whose partial results may be reduced again."""
 SCATTERS = ("scatter_add", "scatter_partials")
 SCATTER_CHUNK = 256
 MAX_SCATTERED = 8
@@ -174,10 +176,15 @@ def panel_floats(outer: int, depth: int) -> int:
     return max(outer * (depth + PANEL_PAD), depth * (outer + PANEL_PAD))
 
 
+def stream_bytes(plan: ProductPlan, columns: int) -> int:
+    """Shared memory of two steps of an operand that is fetched some columns at a time."""
+    return 2 * 4 * panel_floats(columns, panel_depth(plan.tile_k))
+
+
 def stream_columns(plan: ProductPlan) -> int:
     """Columns of one step of an operand that a block fetches in steps, two of which are under way."""
     for columns in (64, 32, 16):
-        if 2 * 4 * panel_floats(columns, panel_depth(plan.tile_k)) <= _STREAM_BYTES:
+        if stream_bytes(plan, columns) <= _STREAM_BYTES:
             return columns
     return 8
 
@@ -199,7 +206,7 @@ def block_scratch_bytes(operation: Operation, plan: ProductPlan, threads: int, e
         columns = stream_columns(plan)
         sums = block_sums_bytes(replace(plan, tile_n=columns), threads, _MAX_UNROLLED_COST + 1)
         # The operand is streamed only if the caller's memory holds it.
-        return total + max(plain, sums + 2 * 4 * panel_floats(columns, panel_depth(plan.tile_k)))
+        return total + max(plain, sums + stream_bytes(plan, columns))
     return total + plain
 
 

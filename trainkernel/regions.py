@@ -19,12 +19,12 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from trainkernel.access import AccessWalker
-from trainkernel.alignment import PARTIAL, ROW, accesses, is_aligned
+from trainkernel.alignment import PARTIAL, ROW, accesses, by_alignment
 from trainkernel.arithmetic import domain_of, kind_of, scale_of
 from trainkernel.ir import Item, Operation, Program, TensorSpec
 from trainkernel.ops import OPS
 from trainkernel.options import Options
-from trainkernel.products import block_scratch_bytes, plan_product, product_cost_us
+from trainkernel.products import SPLIT_REDUCTIONS, block_scratch_bytes, plan_product, product_cost_us
 from trainkernel.target import Target
 
 REGION_THREADS = 512
@@ -36,7 +36,6 @@ _SLAB_SHARE = 1.2
 _SHARED_SHARE = 0.8
 _FAR_BYTES_PER_US = 1.0e4
 _MAX_WAVES = 2
-_PARTIAL_REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 # Time of a part of a piece, microseconds, with 256 threads on one SM; measured on an H200.
 _PART_US = 0.25
 _BLOCK_FLOPS_PER_US = 1.8e5
@@ -184,14 +183,7 @@ class Cuts:
     def _reads(self, operation: Operation, role: str) -> tuple[frozenset[str], frozenset[str]] | None:
         fits = _computed_in_block(operation, self.label) if role == ROW else _may_be_partial(operation)
         found = accesses(operation, self._walker, self.label, role) if fits else None
-        if found is None:
-            return None
-        astray = frozenset(
-            access.buffer
-            for access in found
-            if not is_aligned(access, _row_elements(self._declared[access.buffer]), self.label)
-        )
-        return frozenset(access.buffer for access in found) - astray, astray
+        return None if found is None else by_alignment(found, self._declared, self.label)
 
     def has_row_of_input(self, own: frozenset[str]) -> bool:
         """Whether one of the buffers is an input that has as many rows as the label."""
@@ -273,11 +265,6 @@ class _Classification:
         return frozenset(kept), frozenset(self._partials)
 
 
-def _row_elements(spec: TensorSpec) -> int:
-    """Elements of a buffer that has rows; none of an input that is a view with gaps."""
-    return spec.num_elements if spec.is_dense and not spec.offset else 0
-
-
 def is_block_product(operation: Operation) -> bool:
     """Whether a product can be computed by rows near a block: in float32, and not empty."""
     a = operation.inputs[-2]
@@ -295,7 +282,7 @@ def _may_be_partial(operation: Operation) -> bool:
     if kind_of(operation) == "product":
         plain = len(operation.tensor_inputs) == 2 and scale_of(operation, "alpha") == 1
         return plain and is_block_product(operation) and operation.outputs[0].dtype == "float32"
-    return operation.op in _PARTIAL_REDUCTIONS
+    return operation.op in SPLIT_REDUCTIONS
 
 
 # ---------------------------------------------------------------------------- what it costs

@@ -18,11 +18,12 @@ from trainkernel.ir import TensorSpec
 from trainkernel.ops import OPS
 from trainkernel.products import (
     MAX_STAGED_BYTES,
+    PANEL_PAD,
     ProductPlan,
     ReductionPlan,
     block_sums_bytes,
     panel_depth,
-    panel_floats,
+    stream_bytes,
     stream_columns,
 )
 from trainkernel.regions import Split
@@ -31,7 +32,6 @@ from trainkernel.schedule import ArenaPlace, Place, SharedLayout, SharedPlace, S
 _ALIGNMENT_BYTES = 128
 _MAX_WHOLE_ELEMENTS = 1024
 _STAGED_DTYPES = ("float32", "int32", "uint32")
-_PAD = 4
 _MAX_ROW_STRIDE = 2**29
 _MAX_REDUCTION_SCRATCH_BYTES = 16 * 1024
 _MAX_TILE_SCRATCH_BYTES = 96 * 1024
@@ -144,18 +144,13 @@ def _filled_bytes(region: RegionParts, part: Task) -> int:
         assert isinstance(operand, TensorSpec)
         stored = operand.buffer in region.places and operand.buffer not in region.scalars
         if not is_read_in_place(operand, stored):
-            total += max(filled_bytes(outer, plan.tile_k), filled_bytes(plan.tile_k, outer))
+            total += 4 * max(outer * filled_stride(plan.tile_k), plan.tile_k * filled_stride(outer))
     return total
-
-
-def filled_bytes(rows: int, columns: int) -> int:
-    """Size of an operand in scratch with padded rows."""
-    return 4 * rows * filled_stride(columns)
 
 
 def filled_stride(columns: int) -> int:
     """Elements between rows of an operand in scratch."""
-    return -(-columns // 4) * 4 + _PAD
+    return panel_depth(columns) + PANEL_PAD
 
 
 def _scratch_bytes(region: RegionParts, part: Task) -> int:
@@ -169,7 +164,7 @@ def _scratch_bytes(region: RegionParts, part: Task) -> int:
     if isinstance(b, TensorSpec) and region.is_outside(b.buffer) and is_streamed(part, region.split):
         columns = stream_columns(plan)
         tile = replace(plan, tile_n=columns)
-        streamed = 2 * 4 * panel_floats(columns, panel_depth(plan.tile_k))
+        streamed = stream_bytes(plan, columns)
         return _filled_bytes(region, part) + streamed + block_sums_bytes(tile, region.threads, epilogue_cost(part))
     return _filled_bytes(region, part) + block_sums_bytes(plan, region.threads, epilogue_cost(part))
 
@@ -232,7 +227,7 @@ def staged_matrix(part: Task, position: int, split: Split) -> Staged | None:
         return None
     if (count > 1 and view.strides[0] != rows * row_stride) or row_stride >= _MAX_ROW_STRIDE:
         return None
-    return Staged(operand.buffer, operand.offset, count * rows, columns, row_stride, piece_stride, "float32", _PAD)
+    return Staged(operand.buffer, operand.offset, count * rows, columns, row_stride, piece_stride, "float32", PANEL_PAD)
 
 
 def staged_elements(spec: TensorSpec, aligned: bool, split: Split) -> Staged | None:

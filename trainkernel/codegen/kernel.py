@@ -57,9 +57,6 @@ class ParameterLayout:
     uses_table: bool
     size_bytes: int
 
-    def input_name(self, index: int, program: Program) -> str:
-        return f"in_{program.inputs[index].buffer}"
-
 
 def layout_parameters(program: Program, inplace_outputs: Mapping[int, int]) -> ParameterLayout:
     """The parameter block of a program."""

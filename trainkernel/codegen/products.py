@@ -9,7 +9,7 @@ from trainkernel.arithmetic import domain_of, scale_of
 from trainkernel.codegen.bodies import TaskBody
 from trainkernel.codegen.conversions import C_TYPES
 from trainkernel.codegen.regions import BlockProduct
-from trainkernel.codegen.text import block, function_object
+from trainkernel.codegen.text import block, flag, function_object
 from trainkernel.codegen.values import ValueScope
 from trainkernel.indexing import ZERO, Index, Variable, delinearize, linearize, variable
 from trainkernel.ir import Operation, TensorSpec
@@ -179,10 +179,10 @@ class ProductBody(TaskBody):
         for operand, along, outer, name in zip(operands, alongs, (plan.tile_m, plan.tile_n), "mn", strict=True):
             stride = (plan.tile_k if along else outer) + PANEL_PAD
             pointers.append(f"(float*)(shared + {self.shared_bytes})")
-            sizes = f"{outer}, {plan.tile_k}, {self.threads}, {stride}, {_flag(along)}"
+            sizes = f"{outer}, {plan.tile_k}, {self.threads}, {stride}, {flag(along)}"
             bounds = f"{name}0, {getattr(plan, name)}, {self._begin}, {self._end}"
             lines.append(f"tk_tile_fill<{sizes}>({pointers[-1]}, {bounds}, {operand});")
-            strides.append(f"{stride}, {_flag(along)}")
+            strides.append(f"{stride}, {flag(along)}")
             self.shared_bytes += 4 * stride * (outer if along else plan.tile_k)
         lines += ["tk_cp_async_commit();", "tk_cp_async_wait<0>();", "__syncthreads();  // both panels have arrived"]
         head = ["const tk_index m = m0 + row, n = n0 + column;"]
@@ -195,10 +195,10 @@ class ProductBody(TaskBody):
         self.needs_free_shared = True
         template = [plan.tile_m, plan.tile_n, plan.tile_k, self.threads, *tile.sizes, 4, *strides]
         template += [
-            _flag(sums_bytes == 0),
+            flag(sums_bytes == 0),
             self._epilogue_batch(epilogue, plan.tile_m * plan.tile_n) if sums_bytes else 1,
         ]
-        template.append(_flag(plan.m % plan.tile_m == 0 and plan.n % plan.tile_n == 0))
+        template.append(flag(plan.m % plan.tile_m == 0 and plan.n % plan.tile_n == 0))
         inside = (
             f"(int)tk_min((tk_index){plan.tile_m}, {plan.m} - m0), (int)tk_min((tk_index){plan.tile_n}, {plan.n} - n0)"
         )
@@ -216,9 +216,7 @@ class ProductBody(TaskBody):
         shared = self._reserve_tiles(plan, along_a, along_b)
         name = "tk_tensor_sums" if tensor else "tk_tile_sums"
         skew = self._skew(plan)
-        sizes = (
-            f"{plan.tile_m}, {plan.tile_n}, {plan.tile_k}, {self.threads}, {skew}, {_flag(along_a)}, {_flag(along_b)}"
-        )
+        sizes = f"{plan.tile_m}, {plan.tile_n}, {plan.tile_k}, {self.threads}, {skew}, {flag(along_a)}, {flag(along_b)}"
         sizes = f"{_FORMATS[self._operands(root)[1].dtype]}, {sizes}" if tensor else sizes
         bounds = f"m0, n0, {plan.m}, {plan.n}, {self._begin}, {self._end}, {shared}"
         lines.append(f"const float* sums = {name}<{sizes}>({bounds}, {operands[0]}, {operands[1]});")
@@ -315,7 +313,7 @@ class ProductBody(TaskBody):
         base = f"{pointer} + {operand.offset}" if operand.offset else pointer
         if plan.batch > 1 and operand.strides[0]:
             base += f" + batch * {operand.strides[0]}"
-        return f"tk_matrix({base}, {outer_stride}, {depth_stride}, {_flag(vector)})"
+        return f"tk_matrix({base}, {outer_stride}, {depth_stride}, {flag(vector)})"
 
     def _along(self, operand: TensorSpec, coordinates: Sequence[Index], first: str, second: str) -> bool:
         """Whether neighbours in memory are neighbours along ``first`` rather than ``second``."""
@@ -346,7 +344,3 @@ def _view_strides(view: TensorSpec, whole: TensorSpec, source: TensorSpec) -> tu
 def _matrix(operand: TensorSpec, batch: Index, row: Index, column: Index) -> tuple[Index, ...]:
     """Coordinates of a product's operand or result, which has a batch in front or none."""
     return (batch, row, column) if operand.ndim == 3 else (row, column)
-
-
-def _flag(value: bool) -> str:
-    return "true" if value else "false"

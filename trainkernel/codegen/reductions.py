@@ -10,7 +10,7 @@ from trainkernel.arithmetic import domain_of
 from trainkernel.codegen.bodies import TaskBody
 from trainkernel.codegen.conversions import C_TYPES
 from trainkernel.codegen.scans import emit_scatter, scatter_shared_bytes
-from trainkernel.codegen.text import block, function_object
+from trainkernel.codegen.text import block, flag, function_object
 from trainkernel.codegen.values import ValueScope, reduce_type
 from trainkernel.dtypes import DTYPES
 from trainkernel.indexing import Index, linearize, variable
@@ -195,17 +195,16 @@ class ReductionBody(TaskBody):
     ) -> str:
         op = reduce_type(kind, domain, self.scope.templates)
         c_type, itemsize_bytes = C_TYPES[domain], DTYPES[domain].itemsize_bytes
-        flag = "true" if everyone else "false"
         if plan.path == "thread":
             return f"tk_reduce_lane<{op}, 1>({begin}, {end}, {load})"
         if plan.path == "warp":
             return f"tk_reduce_warp<{op}>({begin}, {end}, {load})"
         if plan.path == "block":
             self.shared_bytes = max(self.shared_bytes, self.threads // 32 * itemsize_bytes)
-            return f"tk_reduce_block<{op}, {self.threads}, {flag}>({begin}, {end}, ({c_type}*)shared, {load})"
+            return f"tk_reduce_block<{op}, {self.threads}, {flag(everyone)}>({begin}, {end}, ({c_type}*)shared, {load})"
         self.shared_bytes = max(self.shared_bytes, self.threads * itemsize_bytes)
         inside = self._inside or f"r < {plan.rows}"
-        sizes = f"{op}, {self.threads}, {plan.rows_per_piece}, {flag}"
+        sizes = f"{op}, {self.threads}, {plan.rows_per_piece}, {flag(everyone)}"
         return f"tk_reduce_columns<{sizes}>({inside}, {begin}, {end}, ({c_type}*)shared, {load})"
 
 

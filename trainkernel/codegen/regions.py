@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from trainkernel.codegen.conversions import C_TYPES
-from trainkernel.codegen.text import INDENT, block, escape, function_object
+from trainkernel.codegen.text import INDENT, block, escape, flag, function_object
 from trainkernel.codegen.values import TaskScope, ValueScope
 from trainkernel.indexing import ZERO, Index, linearize, variable
 from trainkernel.ir import Operation, TensorSpec
@@ -147,23 +147,16 @@ class BlockProduct:
 
         ``store_functions`` makes the epilogue's functions, ``batch_of`` says how many results it has under way.
         """
-        plan, pieces = self._plan, self._region.split.pieces
-        partial = plan.split > 1
-        count = plan.batch if partial else max(1, plan.batch // pieces)
+        plan, count = self._plan, self._count
         a = self._operand(0)
         if is_streamed(self._task, self._region.split) and self._is_in_memory(1):
             return self._streamed(a, store_functions, batch_of)
         b = self._operand(1)
         call, epilogue = self._call(plan, a, b, store_functions, batch_of, "column", str(plan.tile_n))
-        lines = [
-            *self._fills,
-            *(["__syncthreads();  // the operands are complete"] if self._fills else []),
-            *epilogue,
-            call,
-        ]
+        lines = [*self._filled_operands(), *epilogue, call]
         if plan.batch == 1:
             return lines
-        first = "" if partial or pieces == 1 else f"piece * {count} + "
+        first = "" if plan.split > 1 or self._region.split.pieces == 1 else f"piece * {count} + "
         head = [f"const tk_index batch = {first}own;"]
         tail = ["__syncthreads();  // the sums have been read"] if count > 1 and self.scratch_bytes else []
         return ["#pragma unroll 1", *block(f"for (int own = 0; own < {count}; ++own)", [*head, *lines, *tail])]
@@ -185,10 +178,10 @@ class BlockProduct:
         sums = f"(float*)(shared + {self.scratch_bytes})" if sums_bytes else "nullptr"
         self.scratch_bytes += sums_bytes
         sizes = [plan.tile_m, plan.tile_n, plan.tile_k, self._threads, *tile.sizes, step]
-        flags = [f"{a.stride}, {_flag(a.along_k)}", f"{b.stride}, {_flag(b.along_k)}", _flag(sums_bytes == 0)]
+        flags = [f"{a.stride}, {flag(a.along_k)}", f"{b.stride}, {flag(b.along_k)}", flag(sums_bytes == 0)]
         epilogue, results = self._epilogue(store_functions, column)
         batch = batch_of(epilogue, plan.tile_m * plan.tile_n) if sums_bytes else 1
-        whole = _flag(self._plan.n % plan.tile_n == 0)
+        whole = flag(self._plan.n % plan.tile_n == 0)
         template = ", ".join([*map(str, sizes), *flags, str(batch), whole, results])
         bounds = f"{plan.tile_m}, {columns}"
         return f"tk_block_product<{template}>({a.pointer}, {b.pointer}, {sums}, {bounds}, compute, write);", epilogue
@@ -218,8 +211,8 @@ class BlockProduct:
         arrived = _Operand(buffer, stride, b.along_k, True)
         inside = f"tk_min({columns}, {plan.n} - tile * {columns})"
         call, epilogue = self._call(plan, a, arrived, store_functions, batch_of, f"tile * {columns} + column", inside)
-        matrix = f"tk_matrix({b.pointer}, {outer_stride}, {depth_stride}, {_flag(vector)})"
-        sizes = f"{columns}, {depth}, {self._threads}, {stride}, {_flag(b.along_k)}"
+        matrix = f"tk_matrix({b.pointer}, {outer_stride}, {depth_stride}, {flag(vector)})"
+        sizes = f"{columns}, {depth}, {self._threads}, {stride}, {flag(b.along_k)}"
         following = f"(float*)(shared + {at}) + (tile + 1) % 2 * {floats}"
         fetch = f"tk_tile_fill<{sizes}>({following}, (tile + 1) * {columns}, {plan.n}, 0, {plan.k}, {matrix});"
         body = [
@@ -232,8 +225,11 @@ class BlockProduct:
             call,
             "__syncthreads();  // they have been read",
         ]
-        fills = [*self._fills, *(["__syncthreads();  // the operand is complete"] if self._fills else [])]
-        return [*fills, "#pragma unroll 1", *block(f"for (int tile = -1; tile < {steps}; ++tile)", body)]
+        return [
+            *self._filled_operands(),
+            "#pragma unroll 1",
+            *block(f"for (int tile = -1; tile < {steps}; ++tile)", body),
+        ]
 
     def _epilogue(self, store_functions: StoreFunctions, column: str) -> tuple[list[str], str]:
         plan, pieces = self._plan, self._region.split.pieces
@@ -250,18 +246,22 @@ class BlockProduct:
         staged = staged_matrix(self._task, position, self._region.split)
         if staged is not None and staged in self._region.shared.staged:
             at = self._region.shared.staged[staged]
-            rows = staged.rows // self._count(staged)
+            rows = staged.rows // self._count
             which = f" + own * {rows * staged.stride}" if self._plan.batch > 1 else ""
             view = self._view(position)
             along = view.strides[-1] == 1
             return _Operand(f"(const float*)(slabs + {at}){which}", staged.stride, along, True)
         return self._in_place(position) or self._filled(position)
 
-    def _count(self, staged: Staged) -> int:
+    @property
+    def _count(self) -> int:
+        """Products of a batch in one piece."""
         plan = self._plan
-        if plan.batch == 1:
-            return 1
-        return plan.batch if plan.split > 1 else plan.batch // self._region.split.pieces
+        return plan.batch if plan.split > 1 else max(1, plan.batch // self._region.split.pieces)
+
+    def _filled_operands(self) -> list[str]:
+        """Operands that are evaluated into scratch before the product, complete for every thread."""
+        return [*self._fills, "__syncthreads();  // the operands are complete"] if self._fills else []
 
     def _view(self, position: int) -> TensorSpec:
         """The operand with its outer dim before the depth."""
@@ -321,14 +321,10 @@ class BlockProduct:
         at = self.scratch_bytes
         self.scratch_bytes += 4 * stride * rows
         self._fills += function_object(name, "int row, int depth", [*head, *values.lines], text, C_TYPES["float32"])
-        sizes = f"{outer_size}, {plan.tile_k}, {self._threads}, {stride}, {_flag(along)}"
+        sizes = f"{outer_size}, {plan.tile_k}, {self._threads}, {stride}, {flag(along)}"
         self._fills.append(f"tk_block_fill<{sizes}>((float*)(shared + {at}), {name});")
         return _Operand(f"(const float*)(shared + {at})", stride, along, True)
 
 
 def _sum(first: Index, name: str) -> str:
     return f"{first} + {name}" if first.terms else name
-
-
-def _flag(value: bool) -> str:
-    return "true" if value else "false"

@@ -8,7 +8,7 @@ from trainkernel.access import ReductionSpace, scatter_coordinates
 from trainkernel.arithmetic import domain_of
 from trainkernel.codegen.bodies import TaskBody
 from trainkernel.codegen.conversions import C_TYPES
-from trainkernel.codegen.text import block, function_object
+from trainkernel.codegen.text import block, flag, function_object
 from trainkernel.codegen.values import TaskScope, ValueScope, reduce_type
 from trainkernel.dtypes import DTYPES
 from trainkernel.indexing import Index, linearize, variable
@@ -33,7 +33,7 @@ def emit_scan(scope: TaskScope, root: Operation, plan: ScanPlan, threads: int, f
     body += finish({out.buffer: name}, linearize(coordinates, out.strides))
     lines = function_object("load", "tk_index k", values.lines, text, C_TYPES[domain])
     lines += function_object("store", f"tk_index k, {C_TYPES[domain]} total", body, None)
-    op, reverse = reduce_type("sum", domain, scope.templates), "true" if root.attrs.get("reverse", False) else "false"
+    op, reverse = reduce_type("sum", domain, scope.templates), flag(root.attrs.get("reverse", False))
     if plan.path == "block":
         call = f"tk_scan_block<{op}, {threads}, {reverse}>({plan.count}, ({C_TYPES[domain]}*)shared, load, store);"
         return [*_row("piece", plan), *lines, call]

@@ -37,6 +37,11 @@ def block(head: str, body: list[str]) -> list[str]:
     return [f"{head} {{", *(INDENT + line for line in body if line), "}"]
 
 
+def flag(value: bool) -> str:
+    """A bool as C++ writes it."""
+    return "true" if value else "false"
+
+
 def function_object(name: str, arguments: str, body: list[str], result: str | None, c_type: str = "float") -> list[str]:
     """A local function object."""
     if result is not None:
