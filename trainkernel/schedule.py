@@ -41,10 +41,20 @@ class ArenaPlace:
 
 @dataclass(frozen=True)
 class SharedPlace:
-    """In the shared memory of the block that computes the rows: a piece's own elements from a byte offset on."""
+    """In the shared memory of the block that computes the rows: a piece's own elements from a byte offset on.
+
+    After every ``row`` elements ``padding`` more are left free, if there is padding.
+    """
 
     offset_bytes: int
     own_elements: int
+    row: int = 1
+    padding: int = 0
+
+    @property
+    def size(self) -> int:
+        """Elements with their padding."""
+        return self.own_elements + self.own_elements // self.row * self.padding
 
 
 Place: TypeAlias = InputPlace | OutputPlace | ArenaPlace | SharedPlace

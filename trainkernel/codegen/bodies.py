@@ -59,4 +59,4 @@ class TaskBody(ABC):
 
     def _store(self, buffer: str, value: str, element: Index) -> str:
         storage = self.frame.storage(buffer)
-        return store(self.scope.pointer(buffer, storage, const=False), element, value, storage.dtype)
+        return store(self.scope.pointer(buffer, storage, const=False), storage.place(element), value, storage.dtype)

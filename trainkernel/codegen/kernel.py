@@ -32,6 +32,7 @@ _TEMPLATES = (
     "product_tile",
     "product_tensor",
     "block_product",
+    "tensor_sums",
     "staged",
     "stamps",
     "functions",

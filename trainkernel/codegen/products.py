@@ -6,15 +6,17 @@ from collections.abc import Sequence
 
 from trainkernel.access import AccessWalker
 from trainkernel.arithmetic import domain_of, scale_of
+from trainkernel.codegen import near
 from trainkernel.codegen.bodies import TaskBody
 from trainkernel.codegen.conversions import C_TYPES
+from trainkernel.codegen.near import Epilogue, NearOperand, multiply
 from trainkernel.codegen.regions import BlockProduct
 from trainkernel.codegen.text import block, flag, function_object
 from trainkernel.codegen.values import ValueScope
 from trainkernel.indexing import ZERO, Index, Variable, delinearize, linearize, variable
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.ops import literal
-from trainkernel.products import PANEL_PAD, ProductPlan, block_sums_bytes, block_tile, ceil_div
+from trainkernel.products import PANEL_PAD, ProductPlan, ceil_div
 from trainkernel.shared import epilogue_cost, is_streamed
 
 _FORMATS = {"float16": "TkFloat16Format", "bfloat16": "TkBfloat16Format"}
@@ -38,7 +40,7 @@ class ProductBody(TaskBody):
 
     def _block(self, plan: ProductPlan, root: Operation) -> list[str]:
         assert self.region is not None
-        self.templates.add("block_product")
+        self.templates |= near.templates(plan)
         if is_streamed(self.task, self.region.split):
             self.templates |= {"product_operand", "product_tile"}
         a, b = self._operands(root)
@@ -173,41 +175,33 @@ class ProductBody(TaskBody):
 
     def _panels(self, plan: ProductPlan, root: Operation) -> list[str]:
         """A tile whose operands are fetched over their whole depth at once."""
-        self.templates |= {"product_operand", "product_tile", "block_product"}
+        self.templates |= {"product_operand", "product_tile"} | near.templates(plan)
         lines, operands, alongs, batch = self._tile_operands(plan, root)
-        pointers, strides = [], []
+        panels = []
         for operand, along, outer, name in zip(operands, alongs, (plan.tile_m, plan.tile_n), "mn", strict=True):
             stride = (plan.tile_k if along else outer) + PANEL_PAD
-            pointers.append(f"(float*)(shared + {self.shared_bytes})")
+            pointer = f"(float*)(shared + {self.shared_bytes})"
             sizes = f"{outer}, {plan.tile_k}, {self.threads}, {stride}, {flag(along)}"
             bounds = f"{name}0, {getattr(plan, name)}, {self._begin}, {self._end}"
-            lines.append(f"tk_tile_fill<{sizes}>({pointers[-1]}, {bounds}, {operand});")
-            strides.append(f"{stride}, {flag(along)}")
+            lines.append(f"tk_tile_fill<{sizes}>({pointer}, {bounds}, {operand});")
+            panels.append(NearOperand(pointer, stride, along, True))
             self.shared_bytes += 4 * stride * (outer if along else plan.tile_k)
         lines += ["tk_cp_async_commit();", "tk_cp_async_wait<0>();", "__syncthreads();  // both panels have arrived"]
         head = ["const tk_index m = m0 + row, n = n0 + column;"]
         coordinates, element = self._tile_place(plan, root, batch)
-        epilogue, results = self._store_functions(root, coordinates, element, "int row, int column", head)
-        tile = block_tile(plan.tile_m, plan.tile_n, plan.tile_k, self.threads)
-        sums_bytes = block_sums_bytes(plan, self.threads, epilogue_cost(self.task))
-        sums = f"(float*)(shared + {self.shared_bytes})" if sums_bytes else "nullptr"
-        self.shared_bytes += sums_bytes
-        self.needs_free_shared = True
-        template = [plan.tile_m, plan.tile_n, plan.tile_k, self.threads, *tile.sizes, 4, *strides]
-        template += [
-            flag(sums_bytes == 0),
-            self._epilogue_batch(epilogue, plan.tile_m * plan.tile_n) if sums_bytes else 1,
-        ]
-        template.append(flag(plan.m % plan.tile_m == 0 and plan.n % plan.tile_n == 0))
+        functions, results = self._store_functions(root, coordinates, element, "int row, int column", head)
+        whole = plan.m % plan.tile_m == 0 and plan.n % plan.tile_n == 0
         inside = (
             f"(int)tk_min((tk_index){plan.tile_m}, {plan.m} - m0), (int)tk_min((tk_index){plan.tile_n}, {plan.n} - n0)"
         )
-        arguments = f"{pointers[0]}, {pointers[1]}, {sums}, {inside}, compute, write"
-        sizes = ", ".join(str(size) for size in [*template, results])
+        epilogue = Epilogue(functions, results, epilogue_cost(self.task), inside, whole, self._epilogue_batch)
+        product, sums_bytes = multiply(plan, self.threads, panels[0], panels[1], self.shared_bytes, epilogue)
+        self.shared_bytes += sums_bytes
+        self.needs_free_shared = True
         # With sums, the barrier before the epilogue does as well.
         free = plan.num_pieces > 1 and not sums_bytes
         tail = ["__syncthreads();  // the panels have been read: the next piece takes their place"] if free else []
-        return [*lines, *epilogue, f"tk_block_product<{sizes}>({arguments});", *tail]
+        return [*lines, *product, *tail]
 
     def _tiles(self, plan: ProductPlan, root: Operation) -> list[str]:
         tensor = plan.path == "tensor"
@@ -258,7 +252,7 @@ class ProductBody(TaskBody):
         lines += function_object("write", f"{place}, const {reference}", head + writes, None)
         return lines, results
 
-    def _epilogue_batch(self, lines: list[str], outputs: int) -> int:
+    def _epilogue_batch(self, lines: Sequence[str], outputs: int) -> int:
         """Results that a thread computes before it stores them, where it reads anything for them."""
         reads = any(f"b_{name}[" in line for line in lines for name in self.task.reads)
         return min(4, ceil_div(outputs, self.threads)) if reads else 1
@@ -302,7 +296,7 @@ class ProductBody(TaskBody):
             return None
         storage = self.frame.storage(operand.buffer)
         plain = ("float32", "float16", "bfloat16") if plan.path == "tensor" else ("float32",)
-        if storage.space == "scalar" or storage.dtype not in plain:
+        if storage.space == "scalar" or storage.dtype not in plain or storage.padding:
             return None
         depth_stride, outer_stride = operand.strides[-2:]
         unit, other = (depth_stride, outer_stride) if along_k else (outer_stride, depth_stride)

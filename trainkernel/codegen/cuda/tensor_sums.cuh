@@ -1,0 +1,142 @@
+// The sums of a product on tensor cores, of operands near the block: sums[group][i][j] is the sum over the
+// group's part of the depth of a[i, k] b[j, k].
+//
+// A warp has 16 x 8 UNITS sums at a time; warp w takes tiles w % 2^log_m along i, then w / 2^log_m % 2^log_n along j,
+// then a group along the depth, so the order of all sums is fixed by the arguments alone. Sizes are arguments, not
+// template parameters: one function serves all products of a kernel.
+
+// An operand in shared memory, its rows `row_bytes` apart.
+struct TkNear {
+  TkSharedAddress at;
+  int row_bytes;
+};
+template <class T>
+__device__ __forceinline__ TkNear tk_near(const T* from, int stride) {
+  return TkNear{tk_shared_address(from), stride * (int)sizeof(T)};
+}
+
+struct TkTensorWork {
+  int m, n, depth, last_depth, groups, log_m, log_n, stride_m, stride_n, stride_group;
+};
+
+// float32 operands, whose upper 19 bits TF32 numbers are; tensor cores ignore the lower 13.
+struct TkTf32 {
+  static constexpr int DEPTH = 8;
+  static __device__ __forceinline__ unsigned load(TkSharedAddress from) {
+    return (__float_as_uint(tk_load_shared<float>(from)) + 0x1000u) & 0xffffe000u;
+  }
+  // Element (outer, k), for the lane's own outer and k.
+  template <bool ALONG_K>
+  static __device__ __forceinline__ TkSharedAddress place(const TkNear& operand, int outer, int k) {
+    return operand.at + (ALONG_K ? outer * operand.row_bytes + k * 4 : k * operand.row_bytes + outer * 4);
+  }
+  template <int UNITS, bool A_ALONG_K, bool B_ALONG_K>
+  struct Step {
+    TkSharedAddress rows[2], columns[UNITS];
+    int bytes_a, bytes_b;  // from one k to the next
+    __device__ __forceinline__ Step(const TkNear& a, const TkNear& b, int m, int m_end, int n, int n_end, int k)
+        : bytes_a(A_ALONG_K ? 4 : a.row_bytes), bytes_b(B_ALONG_K ? 4 : b.row_bytes) {
+      // Beyond the end: any value, which nobody keeps.
+      const int row = (int)threadIdx.x % 32 / 4, quad = (int)threadIdx.x % 4;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) rows[i] = place<A_ALONG_K>(a, tk_min(m + 8 * i + row, m_end - 1), k + quad);
+#pragma unroll
+      for (int u = 0; u < UNITS; ++u) columns[u] = place<B_ALONG_K>(b, tk_min(n + 8 * u + row, n_end - 1), k + quad);
+    }
+    __device__ __forceinline__ void add(float (&total)[UNITS][4]) {
+      unsigned values[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) values[i] = load(rows[i % 2] + i / 2 * 4 * bytes_a);
+#pragma unroll
+      for (int u = 0; u < UNITS; ++u) {
+        const unsigned pair[2] = {load(columns[u]), load(columns[u] + 4 * bytes_b)};
+        tk_mma_m16n8k8_tf32(total[u], values, pair);
+        columns[u] += DEPTH * bytes_b;
+      }
+      rows[0] += DEPTH * bytes_a;
+      rows[1] += DEPTH * bytes_a;
+    }
+  };
+};
+
+// 16-bit operands: whole runs of 8 elements along a row, aligned to 16 bytes, and whole steps of k.
+template <bool BFLOAT>
+struct TkSixteen {
+  static constexpr int DEPTH = 16;
+  template <int UNITS, bool A_ALONG_K, bool B_ALONG_K>
+  struct Step {
+    static_assert(UNITS % 2 == 0, "pairs of units");
+    TkSharedAddress rows, columns[UNITS / 2];
+    int bytes_a, bytes_b;  // from one step to the next
+    __device__ __forceinline__ Step(const TkNear& a, const TkNear& b, int m, int m_end, int n, int n_end, int k)
+        : bytes_a(DEPTH * (A_ALONG_K ? 2 : a.row_bytes)), bytes_b(DEPTH * (B_ALONG_K ? 2 : b.row_bytes)) {
+      // A lane gives the address of one run of 8 elements. Beyond the end: any, which nobody keeps.
+      const int lane = (int)threadIdx.x % 32, eighth = lane % 8, first = lane / 8 % 2 * 8, second = lane / 16 * 8;
+      rows = A_ALONG_K ? a.at + tk_min(m + first + eighth, m_end - 1) * a.row_bytes + (k + second) * 2
+                       : a.at + (k + second + eighth) * a.row_bytes + (m + first < m_end ? m + first : m) * 2;
+#pragma unroll
+      for (int u = 0; u < UNITS / 2; ++u) {
+        const int own = n + 16 * u + second;
+        columns[u] = B_ALONG_K ? b.at + tk_min(own + eighth, n_end - 1) * b.row_bytes + (k + first) * 2
+                               : b.at + (k + first + eighth) * b.row_bytes + (own < n_end ? own : n) * 2;
+      }
+    }
+    __device__ __forceinline__ void add(float (&total)[UNITS][4]) {
+      unsigned values[4];
+      if constexpr (A_ALONG_K) tk_ldmatrix_x4(values, rows);
+      else tk_ldmatrix_x4_trans(values, rows);
+      rows += bytes_a;
+#pragma unroll
+      for (int u = 0; u < UNITS / 2; ++u) {
+        unsigned four[4];
+        if constexpr (B_ALONG_K) tk_ldmatrix_x4(four, columns[u]);
+        else tk_ldmatrix_x4_trans(four, columns[u]);
+        columns[u] += bytes_b;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const unsigned pair[2] = {four[2 * i], four[2 * i + 1]};
+          if constexpr (BFLOAT) tk_mma_m16n8k16_bfloat16(total[2 * u + i], values, pair);
+          else tk_mma_m16n8k16_float16(total[2 * u + i], values, pair);
+        }
+      }
+    }
+  };
+};
+
+template <class Format, int UNITS, bool A_ALONG_K, bool B_ALONG_K>
+__device__ __noinline__ void tk_tensor_sums(TkNear a, TkNear b, float* sums, TkTensorWork work) {
+  const int warp = (int)threadIdx.x / 32, row = (int)threadIdx.x % 32 / 4, column = (int)threadIdx.x % 4 * 2;
+  const int group = warp >> (work.log_m + work.log_n);
+  if (group >= work.groups) return;
+  const int begin = group * work.depth, depth = group == work.groups - 1 ? work.last_depth : work.depth;
+  const TkSharedAddress out = tk_shared_address(sums + group * work.stride_group);
+#pragma unroll 1
+  for (int m = (warp & ((1 << work.log_m) - 1)) * 16; m < work.m; m += 16 << work.log_m) {
+#pragma unroll 1
+    for (int n = (warp >> work.log_m & ((1 << work.log_n) - 1)) * 8 * UNITS; n < work.n; n += 8 * UNITS << work.log_n) {
+      typename Format::template Step<UNITS, A_ALONG_K, B_ALONG_K> step(a, b, m, work.m, n, work.n, begin);
+      float total[UNITS][4] = {};
+#pragma unroll 1
+      for (int k = 0; k < depth; k += Format::DEPTH) step.add(total);
+#pragma unroll
+      for (int u = 0; u < UNITS; ++u)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int own_m = m + row + i / 2 * 8, own_n = n + 8 * u + column + i % 2;
+          if (own_m < work.m && own_n < work.n)
+            tk_store_shared(out + (own_m * work.stride_m + own_n * work.stride_n) * 4, total[u][i]);
+        }
+    }
+  }
+}
+
+// A fused operand, evaluated once into rows of 16-bit numbers: load(outer, k), and zeros up to ROWS x COLUMNS.
+template <int OUTER, int DEPTH, int ROWS, int COLUMNS, int THREADS, int STRIDE, bool ALONG_K, class T, class Load>
+__device__ __forceinline__ void tk_block_fill_rows(T* to, Load load) {
+  constexpr bool WHOLE = (ALONG_K ? ROWS : COLUMNS) == OUTER && (ALONG_K ? COLUMNS : ROWS) == DEPTH;
+#pragma unroll 1
+  for (int e = (int)threadIdx.x; e < ROWS * COLUMNS; e += THREADS) {
+    const int row = e / COLUMNS, column = e % COLUMNS, outer = ALONG_K ? row : column, k = ALONG_K ? column : row;
+    tk_store(to[row * STRIDE + column], WHOLE || (outer < OUTER && k < DEPTH) ? load(outer, k) : 0.0f);
+  }
+}
