@@ -109,12 +109,11 @@ def _entries(copy: Staged, at: int, storage: Storage, tensor: int, step_stride: 
 
 def near_elements(task: Task, region: BlockRegion, frame: Frame) -> dict[str, Storage]:
     """Where the buffers are that a part finds as staged copies, element by element."""
-    found = {}
+    found, copies = {}, region.copies[region.parts.index(task)]
     for name in task.reads:
         spec = frame.declared[name]
         copy = staged_elements(spec, name in region.aligned, region.split)
-        if copy in region.shared.staged:
-            assert copy is not None
+        if copy is not None and copy in copies:
             steps = (("piece", -copy.piece_stride),) if copy.piece_stride else ()
             found[name] = Storage("shared", region.shared.staged[copy], copy.dtype, copy.size_bytes, 0, steps)
     return found

@@ -47,26 +47,27 @@ __device__ __forceinline__ void tk_block_read(float (&values)[STEP][COUNT], cons
 // write(row, column, results). WHOLE promises that nothing lies outside.
 template <int M, int N, int STRIDE, int GROUPS, int THREADS, int BATCH, bool WHOLE, class Results, class Compute, class Write>
 __device__ __forceinline__ void tk_block_finish(const float* sums, int rows, int columns, Compute compute, Write write) {
+  constexpr bool EVEN = M * N % (BATCH * THREADS) == 0;
 #pragma unroll 1
-  for (int first = (int)threadIdx.x; first < M * N; first += BATCH * THREADS) {
+  for (unsigned first = threadIdx.x; first < M * N; first += BATCH * THREADS) {
     Results results[BATCH];
 #pragma unroll
     for (int u = 0; u < BATCH; ++u) {
-      int e = first + u * THREADS;
-      if constexpr (WHOLE)
-        e = e < M * N ? e : first;  // again the thread's own: no branch between the loads
-      else if (e >= M * N || e / N >= rows || e % N >= columns)
-        continue;
-      const float* own = sums + e / N * STRIDE + e % N;
+      unsigned e = first + u * THREADS;
+      if (!EVEN && WHOLE) e = e < M * N ? e : first;  // again the thread's own: no branch between the loads
+      const int row = (int)(e / N), column = (int)(e % N);
+      if (!WHOLE && ((!EVEN && e >= M * N) || row >= rows || column >= columns)) continue;
+      const float* own = sums + row * STRIDE + column;
       float total = *own;
 #pragma unroll
       for (int group = 1; group < GROUPS; ++group) total = __fadd_rn(total, own[group * M * STRIDE]);
-      compute(e / N, e % N, total, results[u]);
+      compute(row, column, total, results[u]);
     }
 #pragma unroll
     for (int u = 0; u < BATCH; ++u) {
-      const int e = first + u * THREADS;
-      if (e < M * N && (WHOLE || (e / N < rows && e % N < columns))) write(e / N, e % N, results[u]);
+      const unsigned e = first + u * THREADS;
+      const int row = (int)(e / N), column = (int)(e % N);
+      if ((EVEN || e < M * N) && (WHOLE || (row < rows && column < columns))) write(row, column, results[u]);
     }
   }
 }
@@ -129,8 +130,8 @@ __device__ __forceinline__ void tk_block_product(const float* a, const float* b,
 template <int OUTER, int DEPTH, int THREADS, int STRIDE, bool ALONG_K, class Load>
 __device__ __forceinline__ void tk_block_fill(float* to, Load load) {
 #pragma unroll 1
-  for (int e = (int)threadIdx.x; e < OUTER * DEPTH; e += THREADS) {
-    const int outer = ALONG_K ? e / DEPTH : e % OUTER, k = ALONG_K ? e % DEPTH : e / OUTER;
+  for (unsigned e = threadIdx.x; e < OUTER * DEPTH; e += THREADS) {
+    const int outer = (int)(ALONG_K ? e / DEPTH : e % OUTER), k = (int)(ALONG_K ? e % DEPTH : e / OUTER);
     to[ALONG_K ? outer * STRIDE + k : k * STRIDE + outer] = load(outer, k);
   }
 }

@@ -37,7 +37,7 @@ struct TkTf32 {
     __device__ __forceinline__ Step(const TkNear& a, const TkNear& b, int m, int m_end, int n, int n_end, int k)
         : bytes_a(A_ALONG_K ? 4 : a.row_bytes), bytes_b(B_ALONG_K ? 4 : b.row_bytes) {
       // Beyond the end: any value, which nobody keeps.
-      const int row = (int)threadIdx.x % 32 / 4, quad = (int)threadIdx.x % 4;
+      const int row = (int)(threadIdx.x % 32 / 4), quad = (int)(threadIdx.x % 4);
 #pragma unroll
       for (int i = 0; i < 2; ++i) rows[i] = place<A_ALONG_K>(a, tk_min(m + 8 * i + row, m_end - 1), k + quad);
 #pragma unroll
@@ -71,7 +71,7 @@ struct TkSixteen {
     __device__ __forceinline__ Step(const TkNear& a, const TkNear& b, int m, int m_end, int n, int n_end, int k)
         : bytes_a(DEPTH * (A_ALONG_K ? 2 : a.row_bytes)), bytes_b(DEPTH * (B_ALONG_K ? 2 : b.row_bytes)) {
       // A lane gives the address of one run of 8 elements. Beyond the end: any, which nobody keeps.
-      const int lane = (int)threadIdx.x % 32, eighth = lane % 8, first = lane / 8 % 2 * 8, second = lane / 16 * 8;
+      const int eighth = (int)(threadIdx.x % 8), first = (int)(threadIdx.x / 8 % 2 * 8), second = (int)(threadIdx.x / 16 % 2 * 8);
       rows = A_ALONG_K ? a.at + tk_min(m + first + eighth, m_end - 1) * a.row_bytes + (k + second) * 2
                        : a.at + (k + second + eighth) * a.row_bytes + (m + first < m_end ? m + first : m) * 2;
 #pragma unroll
@@ -105,7 +105,7 @@ struct TkSixteen {
 
 template <class Format, int UNITS, bool A_ALONG_K, bool B_ALONG_K>
 __device__ __noinline__ void tk_tensor_sums(TkNear a, TkNear b, float* sums, TkTensorWork work) {
-  const int warp = (int)threadIdx.x / 32, row = (int)threadIdx.x % 32 / 4, column = (int)threadIdx.x % 4 * 2;
+  const int warp = (int)(threadIdx.x / 32), row = (int)(threadIdx.x % 32 / 4), column = (int)(threadIdx.x % 4 * 2);
   const int group = warp >> (work.log_m + work.log_n);
   if (group >= work.groups) return;
   const int begin = group * work.depth, depth = group == work.groups - 1 ? work.last_depth : work.depth;
@@ -135,8 +135,8 @@ template <int OUTER, int DEPTH, int ROWS, int COLUMNS, int THREADS, int STRIDE, 
 __device__ __forceinline__ void tk_block_fill_rows(T* to, Load load) {
   constexpr bool WHOLE = (ALONG_K ? ROWS : COLUMNS) == OUTER && (ALONG_K ? COLUMNS : ROWS) == DEPTH;
 #pragma unroll 1
-  for (int e = (int)threadIdx.x; e < ROWS * COLUMNS; e += THREADS) {
-    const int row = e / COLUMNS, column = e % COLUMNS, outer = ALONG_K ? row : column, k = ALONG_K ? column : row;
+  for (unsigned e = threadIdx.x; e < ROWS * COLUMNS; e += THREADS) {
+    const int row = (int)(e / COLUMNS), column = (int)(e % COLUMNS), outer = ALONG_K ? row : column, k = ALONG_K ? column : row;
     tk_store(to[row * STRIDE + column], WHOLE || (outer < OUTER && k < DEPTH) ? load(outer, k) : 0.0f);
   }
 }
