@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainkernel.access import AccessWalker
+from trainkernel.access import AccessWalker, cast_source
 from trainkernel.arithmetic import domain_of, scale_of
 from trainkernel.codegen import near
 from trainkernel.codegen.bodies import TaskBody
@@ -283,16 +283,9 @@ class ProductBody(TaskBody):
 
         A cast to the operand's dtype disappears, because the tensor-core step rounds to it anyway.
         """
-        operation = self.scope.inlined.get(operand.buffer)
-        if operation is not None and operation.op == "cast" and plan.path == "tensor":
-            source, out = operation.inputs[0], operation.outputs[0]
-            if not isinstance(source, TensorSpec) or source.shape != out.shape or source.buffer in self.scope.inlined:
-                return None
-            strides = _view_strides(operand, out, source)
-            if strides is None:
-                return None
-            operand = TensorSpec(source.buffer, operand.shape, strides[0], strides[1], source.dtype)
-        elif operation is not None:
+        if plan.path == "tensor":
+            operand = cast_source(operand, self.scope.inlined)
+        if operand.buffer in self.scope.inlined:
             return None
         storage = self.frame.storage(operand.buffer)
         plain = ("float32", "float16", "bfloat16") if plan.path == "tensor" else ("float32",)
@@ -322,17 +315,6 @@ class ProductBody(TaskBody):
 
 def _unit_stride(index: Index, name: str) -> bool:
     return any(isinstance(atom, Variable) and atom.name == name and scale == 1 for atom, scale in index.terms)
-
-
-def _view_strides(view: TensorSpec, whole: TensorSpec, source: TensorSpec) -> tuple[tuple[int, ...], int] | None:
-    """Strides and offset over ``source`` of a view of ``whole``, its element-by-element copy: a permutation of dims."""
-    sizes = dict(zip(whole.strides, whole.shape, strict=True))
-    if view.offset != 0 or len(sizes) != whole.ndim or sorted(view.strides) != sorted(sizes):
-        return None
-    if any(sizes[stride] != size for stride, size in zip(view.strides, view.shape, strict=True)):
-        return None
-    by_stride = dict(zip(whole.strides, source.strides, strict=True))
-    return tuple(by_stride[stride] for stride in view.strides), source.offset
 
 
 def _matrix(operand: TensorSpec, batch: Index, row: Index, column: Index) -> tuple[Index, ...]:

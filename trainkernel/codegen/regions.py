@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from trainkernel.access import cast_source
 from trainkernel.codegen.conversions import C_TYPES
 from trainkernel.codegen.near import Epilogue, NearOperand, multiply
 from trainkernel.codegen.text import INDENT, block, escape, flag, function_object
@@ -245,7 +246,7 @@ class BlockProduct:
         found = self._in_place(position)
         if found is not None and (found.is_aligned or not self._plan.tensor):
             return found
-        return self._filled(position)
+        return self._rounded(position) or self._filled(position)
 
     @property
     def _count(self) -> int:
@@ -273,17 +274,20 @@ class BlockProduct:
 
     def _in_place(self, position: int) -> NearOperand | None:
         """A float32 view of memory, or what tensor cores can take, read where it is."""
-        view, tensor = self._view(position), self._plan.tensor
-        scalars = {spec.buffer for spec in self._scope.frame.schedule.program.scalar_inputs}
-        is_stored = view.buffer not in self._scope.inlined and view.buffer not in scalars
-        if not is_read_in_place(view, is_stored, tensor):
+        view = self._view(position)
+        if not is_read_in_place(view, self._is_stored(view), self._plan.tensor):
             return None
+        return self._stored(position, view, 16 // DTYPES[view.dtype].itemsize_bytes)
+
+    def _is_stored(self, view: TensorSpec) -> bool:
+        scalars = {spec.buffer for spec in self._scope.frame.schedule.program.scalar_inputs}
+        return view.buffer not in self._scope.inlined and view.buffer not in scalars
+
+    def _stored(self, position: int, view: TensorSpec, run: int) -> NearOperand:
+        """A view of memory with a contiguous dim; aligned if whole runs of so many elements in shared memory are."""
         storage = self._scope.storage(view.buffer)
-        run = 16 // DTYPES[view.dtype].itemsize_bytes
-        between = view.strides[0] if self._plan.batch > 1 else 0
-        outer_stride, depth_stride, batch_stride, offset = map(
-            storage.moved, (*view.strides[-2:], between, view.offset)
-        )
+        outer_stride, depth_stride, offset = map(storage.moved, (*view.strides[-2:], view.offset))
+        batch_stride = storage.moved(view.strides[0]) if self._plan.batch > 1 else 0
         along = depth_stride == 1
         stride = outer_stride if along else depth_stride
         outer, depth = self._first(position)
@@ -298,6 +302,29 @@ class BlockProduct:
         numbers += [stride] + [own for _, own in storage.steps] + [storage.element_offset]
         aligned = storage.space == "shared" and all(number % run == 0 for number in numbers)
         return NearOperand(text, stride, along, aligned)
+
+    def _rounded(self, position: int) -> NearOperand | None:
+        """A plain matrix, or its cast, copied to scratch in whole runs of four 16-bit elements."""
+        plan, tensor = self._plan, self._plan.tensor
+        view = cast_source(self._view(position), self._scope.inlined)
+        if tensor not in SIXTEEN_BIT_FORMATS or not self._is_stored(view) or 1 not in view.strides[-2:]:
+            return None
+        outer = (plan.tile_m, plan.tile_n)[position]
+        source = self._stored(position, view, 4)
+        rows, columns, stride = filled_shape(outer, plan.tile_k, source.along_k)
+        whole = rows * columns == outer * plan.tile_k and columns % 4 == 0 and source.stride % 4 == 0
+        if view.dtype not in ("float32", tensor) or not whole:
+            return None
+        to = self._reserve(2 * rows * stride, DTYPES[tensor].cuda)
+        sizes = f"{rows}, {columns}, {self._threads}, {stride}"
+        self._fills.append(f"tk_block_fill_matrix<{sizes}>({to}, {source.pointer}, {source.stride});")
+        return NearOperand(to, stride, source.along_k, True)
+
+    def _reserve(self, size_bytes: int, c_type: str) -> str:
+        """A typed pointer to scratch."""
+        at = self.scratch_bytes
+        self.scratch_bytes += size_bytes
+        return f"({c_type}*)(shared + {at})"
 
     def _filled(self, position: int) -> NearOperand:
         """A fused operand, or a view with gaps, evaluated into scratch."""
@@ -314,20 +341,19 @@ class BlockProduct:
         head = [f"const tk_index {outer_name} = {_sum(first_outer, 'row')}, k = {_sum(first_depth, 'depth')};"]
         along, name = self._along(position), f"load_{'ab'[position]}"
         self._fills += function_object(name, "int row, int depth", [*head, *values.lines], text, C_TYPES["float32"])
-        sizes, at = f"{outer_size}, {plan.tile_k}", self.scratch_bytes
+        sizes = f"{outer_size}, {plan.tile_k}"
         if plan.tensor in SIXTEEN_BIT_FORMATS:
             c_type = DTYPES[plan.tensor].cuda
             rows, columns, stride = filled_shape(outer_size, plan.tile_k, along)
-            self.scratch_bytes += 2 * stride * rows
+            to = self._reserve(2 * stride * rows, c_type)
             call = f"tk_block_fill_rows<{sizes}, {rows}, {columns}, {self._threads}, {stride}, {flag(along)}>"
         else:
-            c_type = "float"
             rows = outer_size if along else plan.tile_k
             stride = filled_stride(plan.tile_k if along else outer_size)
-            self.scratch_bytes += 4 * stride * rows
+            to = self._reserve(4 * stride * rows, "float")
             call = f"tk_block_fill<{sizes}, {self._threads}, {stride}, {flag(along)}>"
-        self._fills.append(f"{call}(({c_type}*)(shared + {at}), {name});")
-        return NearOperand(f"(const {c_type}*)(shared + {at})", stride, along, True)
+        self._fills.append(f"{call}({to}, {name});")
+        return NearOperand(to, stride, along, True)
 
 
 def _sum(first: Index, name: str) -> str:

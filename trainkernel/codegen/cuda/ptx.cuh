@@ -7,19 +7,25 @@
 #define TK_GRID_BARRIER_DONE()
 #define TK_DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
 
-// Conversions to two 16-bit numbers, of which one is zero, run at the full rate; those to one do not.
-__device__ __forceinline__ unsigned short tk_float_to_bfloat16_bits(float value) {
+// Conversions to two 16-bit numbers at a time run at the full rate; those to one do not.
+__device__ __forceinline__ unsigned tk_floats_to_bfloat16_bits(float low, float high) {
   unsigned bits;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(0.0f), "f"(value));
-  return (unsigned short)bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
+__device__ __forceinline__ unsigned short tk_float_to_bfloat16_bits(float value) {
+  return (unsigned short)tk_floats_to_bfloat16_bits(value, 0.0f);
 }
 __device__ __forceinline__ float tk_bfloat16_bits_to_float(unsigned short bits) {
   return __uint_as_float((unsigned)bits << 16);
 }
-__device__ __forceinline__ unsigned short tk_float_to_float16_bits(float value) {
+__device__ __forceinline__ unsigned tk_floats_to_float16_bits(float low, float high) {
   unsigned bits;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(0.0f), "f"(value));
-  return (unsigned short)bits;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
+__device__ __forceinline__ unsigned short tk_float_to_float16_bits(float value) {
+  return (unsigned short)tk_floats_to_float16_bits(value, 0.0f);
 }
 __device__ __forceinline__ float tk_float16_bits_to_float(unsigned short bits) {
   float value;

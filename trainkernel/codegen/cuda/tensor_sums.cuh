@@ -130,6 +130,12 @@ __device__ __noinline__ void tk_tensor_sums(TkNear a, TkNear b, float* sums, TkT
   }
 }
 
+// Two neighbours, each rounded to 16 bits.
+__device__ __forceinline__ unsigned tk_pair(tk_float16, float low, float high) { return tk_floats_to_float16_bits(low, high); }
+__device__ __forceinline__ unsigned tk_pair(tk_bfloat16, float low, float high) {
+  return tk_floats_to_bfloat16_bits(low, high);
+}
+
 // A fused operand, evaluated once into rows of 16-bit numbers: load(outer, k), and zeros up to ROWS x COLUMNS.
 template <int OUTER, int DEPTH, int ROWS, int COLUMNS, int THREADS, int STRIDE, bool ALONG_K, class T, class Load>
 __device__ __forceinline__ void tk_block_fill_rows(T* to, Load load) {
@@ -138,5 +144,45 @@ __device__ __forceinline__ void tk_block_fill_rows(T* to, Load load) {
   for (unsigned e = threadIdx.x; e < ROWS * COLUMNS; e += THREADS) {
     const int row = (int)(e / COLUMNS), column = (int)(e % COLUMNS), outer = ALONG_K ? row : column, k = ALONG_K ? column : row;
     tk_store(to[row * STRIDE + column], WHOLE || (outer < OUTER && k < DEPTH) ? load(outer, k) : 0.0f);
+  }
+}
+
+__device__ __forceinline__ void tk_four_values(float (&values)[4], const float* from, bool vector) {
+  const float4 four = vector ? *(const float4*)from : make_float4(from[0], from[1], from[2], from[3]);
+  values[0] = four.x;
+  values[1] = four.y;
+  values[2] = four.z;
+  values[3] = four.w;
+}
+template <class T>
+__device__ __forceinline__ void tk_four_values(float (&values)[4], const T* from, bool vector) {
+  const uint2 four = vector ? *(const uint2*)from
+                            : make_uint2(from[0].bits | (unsigned)from[1].bits << 16, from[2].bits | (unsigned)from[3].bits << 16);
+  values[0] = tk_value(T{(unsigned short)four.x});
+  values[1] = tk_value(T{(unsigned short)(four.x >> 16)});
+  values[2] = tk_value(T{(unsigned short)four.y});
+  values[3] = tk_value(T{(unsigned short)(four.y >> 16)});
+}
+
+// The same for a plain matrix, whose rows of whole runs of four are `row_stride` apart.
+template <int ROWS, int COLUMNS, int THREADS, int STRIDE, class T, class Source>
+__device__ __forceinline__ void tk_block_fill_matrix(T* to, const Source* from, tk_index row_stride) {
+  constexpr int RUNS = ROWS * COLUMNS / 4, BATCH = RUNS >= 4 * THREADS ? 4 : RUNS >= 2 * THREADS ? 2 : 1;
+  const bool vector = (unsigned long long)from % (4 * sizeof(Source)) == 0;
+#pragma unroll 1
+  for (unsigned first = threadIdx.x; first < RUNS; first += BATCH * THREADS) {
+    float values[BATCH][4];
+#pragma unroll
+    for (int u = 0; u < BATCH; ++u) {
+      const unsigned run = tk_min(first + u * THREADS, RUNS - 1);
+      tk_four_values(values[u], from + run / (COLUMNS / 4) * row_stride + run % (COLUMNS / 4) * 4, vector);
+    }
+#pragma unroll
+    for (int u = 0; u < BATCH; ++u) {
+      const unsigned run = first + u * THREADS;
+      if (run >= RUNS) continue;
+      const uint2 four = make_uint2(tk_pair(T(), values[u][0], values[u][1]), tk_pair(T(), values[u][2], values[u][3]));
+      *(uint2*)(to + run / (COLUMNS / 4) * STRIDE + run % (COLUMNS / 4) * 4) = four;
+    }
   }
 }

@@ -231,6 +231,13 @@ __forceinline__ unsigned short tk_float_to_float16_bits(float value) {
     return static_cast<unsigned short>(sign | (rounded - (112u << 23)) >> 13);
 }
 
+__forceinline__ unsigned tk_floats_to_bfloat16_bits(float low, float high) {
+    return tk_float_to_bfloat16_bits(low) | unsigned(tk_float_to_bfloat16_bits(high)) << 16;
+}
+__forceinline__ unsigned tk_floats_to_float16_bits(float low, float high) {
+    return tk_float_to_float16_bits(low) | unsigned(tk_float_to_float16_bits(high)) << 16;
+}
+
 __forceinline__ void tk_red_release_gpu_add(unsigned* counter, unsigned value) { tk_emu_atomic_add(counter, value); }
 __forceinline__ unsigned tk_load_acquire_gpu(const unsigned* counter) { return tk_emu_load_acquire(counter); }
 __forceinline__ unsigned long long tk_globaltimer_ns() { return tk_emu_globaltimer_ns(); }
