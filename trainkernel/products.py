@@ -156,7 +156,8 @@ def plan_product(operation: Operation, target: Target, options: Options) -> Prod
     if "pieces" in operation.attrs:
         pieces = operation.attrs["pieces"]
         if operation.op == "product_partials":
-            plan = ProductPlan("block", m, n, k, m, n, k // pieces, pieces, k // pieces, 16, batch)
+            depth = k // pieces // operation.attrs.get("slices", 1)
+            plan = ProductPlan("block", m, n, k, m, n, depth, pieces, k // pieces, 16, batch)
         else:
             plan = ProductPlan("block", m, n, k, m if a.ndim == 3 else m // pieces, n, k, 1, k, 16, batch)
         return _on_best_cores(plan, tensor_format(a, b, options), threads)
@@ -602,7 +603,7 @@ def plan_reduction(operation: Operation, target: Target, options: Options) -> Re
     if "pieces" in operation.attrs:
         pieces = operation.attrs["pieces"]
         if operation.op == "reduce_partials":
-            path = _path_of_piece(rows, count // pieces, by_columns, options)
+            path = _path_of_piece(rows, count // pieces // operation.attrs.get("slices", 1), by_columns, options)
             return ReductionPlan(path, rows, count, pieces, count // pieces, _rows_together(path, options))
         path = _path_of_piece(rows // pieces, count, by_columns, options)
         return ReductionPlan(path, rows, count, 1, count, _rows_together(path, options))

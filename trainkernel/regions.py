@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 from trainkernel.access import AccessWalker
 from trainkernel.alignment import PARTIAL, ROW, accesses, by_alignment
@@ -43,7 +44,8 @@ _MIN_TRIAL_FLOPS = 1_000_000
 _SLAB_SHARE = 1.2
 _SHARED_SHARE = 0.8
 _FAR_BYTES_PER_US = 1.0e4
-_MAX_WAVES = 4
+_MAX_WAVES = 2
+_SLICE_ROWS = (256, 128, 64)
 # Time of a part of a piece, microseconds, with 256 threads on one SM; measured on an H200.
 _PART_US = 0.25
 _BLOCK_FLOPS_PER_US = 1.8e5
@@ -58,10 +60,27 @@ _PARTIAL_BYTES_PER_US = 3.0e6
 
 @dataclass(frozen=True)
 class Split:
-    """A label, and the number of pieces (a divisor of it) into which its rows are cut."""
+    """A label, and the number of pieces (a divisor of it) into which its rows are cut.
+
+    A block computes ``slices`` consecutive pieces, one after another, and adds up one partial result of them.
+    """
 
     label: int
     pieces: int
+    slices: int = 1
+
+    @staticmethod
+    def over(label: int, pieces: int, num_sms: int) -> Split:
+        """The split whose blocks run at the same time."""
+        for slices in range(1, pieces // 2 + 1):
+            if pieces % slices == 0 and pieces // slices <= num_sms:
+                return Split(label, pieces, slices)
+        return Split(label, pieces)
+
+    @property
+    def partials(self) -> int:
+        """Partial results of a sum over all rows, each of one block."""
+        return self.pieces // self.slices
 
     @property
     def rows(self) -> int:
@@ -69,7 +88,8 @@ class Split:
         return self.label // self.pieces
 
     def __str__(self) -> str:
-        return f"{self.pieces} pieces of {self.rows} rows"
+        slices = f", {self.slices} for each block" if self.slices > 1 else ""
+        return f"{self.pieces} pieces of {self.rows} rows{slices}"
 
 
 @dataclass(frozen=True)
@@ -102,12 +122,12 @@ def plan_region(program: Program, target: Target, options: Options) -> RegionPla
     best_us = model.total_us(None) if asked is None else float("inf")
     best: RegionPlan | None = None
     for label in _labels(program, operations):
-        choices = list(_divisors(label, _MAX_WAVES * target.num_sms)) if asked is None else _asked(label, asked)
+        choices = list(_divisors(label, target.num_sms)) if asked is None else _asked(label, asked)
         if not choices:
             continue
         for rows, partials in _classifications(Cuts(program, label), model, choices):
             for pieces in choices if rows else ():
-                plan = RegionPlan(Split(label, pieces), rows, partials)
+                plan = RegionPlan(Split.over(label, pieces, target.num_sms), rows, partials)
                 cost = model.total_us(plan)
                 if cost < best_us - 1e-9 and model.fits(plan):
                     best_us, best = cost, plan
@@ -139,13 +159,17 @@ def _num_elements(operation: Operation) -> int:
     return sum(spec.num_elements for spec in operation.outputs)
 
 
-def _divisors(label: int, limit: int) -> Iterator[int]:
+def _divisors(label: int, num_sms: int) -> Iterator[int]:
     """Numbers of pieces worth a look, fewest first; one piece of a label is the label 1."""
     if label == 1:
         yield 1
+    limit = _MAX_WAVES * num_sms
     for pieces in range(2, min(label, limit) + 1):
         if label % pieces == 0 and 8 * pieces >= min(label, limit):
             yield pieces
+    for rows in _SLICE_ROWS:
+        if label % rows == 0 and label // rows > limit:
+            yield label // rows
 
 
 def _asked(label: int, pieces: int) -> list[int]:
@@ -390,7 +414,9 @@ class RegionCost:
         if operation is None or item.kind != "product" or not is_block_product(operation):
             return 0
         kind = "product_partials" if item.name in plan.partials else operation.op
-        attrs = {**operation.attrs, "pieces": plan.split.pieces}
+        attrs: dict[str, Any] = {**operation.attrs, "pieces": plan.split.pieces}
+        if item.name in plan.partials:
+            attrs |= {"pieces": plan.split.partials, "slices": plan.split.slices}
         piece = plan_product(replace(operation, op=kind, attrs=attrs), self._target, self._options)
         return block_scratch_bytes(operation, piece, self._threads, evaluated)
 
@@ -408,18 +434,20 @@ class RegionCost:
 
     def best_us(self, label: int, choices: list[int], rows: frozenset[str], partials: frozenset[str]) -> float:
         """The least time over several numbers of pieces."""
-        return min(self.total_us(RegionPlan(Split(label, pieces), rows, partials)) for pieces in choices)
+        splits = (Split.over(label, pieces, self._target.num_sms) for pieces in choices)
+        return min(self.total_us(RegionPlan(split, rows, partials)) for split in splits)
 
     def _pieces_us(self, plan: RegionPlan) -> float:
         """One wave of pieces after another, and the partial results that they leave."""
         split = plan.split
-        waves = -(-split.pieces // self._target.num_sms)
+        waves = split.slices * -(-split.partials // self._target.num_sms)
         inside = [item for item in self._items if plan.has(item.name)]
         piece_us, partial_bytes, slab_bytes = _REGION_US, 0, 0
         for item in inside:
             partial = item.name in plan.partials
             if partial:
-                partial_bytes += 4 * split.pieces * item.num_elements
+                partial_bytes += 4 * split.partials * item.num_elements
+                piece_us += (split.slices > 1) * 4 * item.num_elements / _BLOCK_BYTES_PER_US  # adds to what is there
             elif item.kind != "pointwise":
                 slab_bytes += self._sizes[item.name] // split.pieces
             piece_us += _part_us(item, split.pieces, partial, self._threads)
@@ -432,7 +460,7 @@ class RegionCost:
             room_bytes = self._target.shared_bytes_per_block - scratch_bytes
         far_bytes = max(0.0, slab_bytes + kept_bytes - room_bytes)
         piece_us += far_bytes / _FAR_BYTES_PER_US
-        blocks = min(split.pieces, self._target.num_sms)
+        blocks = min(split.partials, self._target.num_sms)
         moved_us = max(
             kept_bytes / _BLOCK_BYTES_PER_US + streamed_bytes / _STREAM_BYTES_PER_US,
             blocks * (kept_bytes + streamed_bytes) / _L2_BYTES_PER_US,

@@ -222,6 +222,16 @@ class BlockRegion:
     copies: tuple[tuple[Staged, ...], ...]
     scratch: tuple[str | None, ...]
 
+    @property
+    def partial(self) -> str:
+        """The C variable that counts the partial results of sums over the label."""
+        return "piece" if self.split.slices == 1 else "partial"
+
+    @property
+    def adds(self) -> str | None:
+        """The C condition under which a partial result is added to what the block's pieces before left there."""
+        return f"piece % {self.split.slices} != 0" if self.split.slices > 1 else None
+
 
 def runs_whole(part: Task) -> bool:
     """Whether a part is no run of rows: it goes through all of its own pieces, in a region of one piece."""

@@ -52,7 +52,7 @@ class ProductBody(TaskBody):
         )
         lines = product.emit(self._store_functions, self._epilogue_batch)
         self.shared_bytes = product.scratch_bytes
-        return lines
+        return [*(self._partial_result() if root.op == "product_partials" else []), *lines]
 
     def _operands(self, root: Operation) -> tuple[TensorSpec, TensorSpec]:
         a, b = root.inputs[-2:]
@@ -235,8 +235,13 @@ class ProductBody(TaskBody):
 
         ``place`` declares the element's place as arguments, from which ``head`` makes coordinates.
         """
-        body, registers = self._result(root, coordinates)
-        body += self._members(registers, element)
+        body: list[str] = []
+        if root.op == "product_partials" and self.region is not None and self.region.adds is not None:
+            body.append(
+                f"if ({self.region.adds}) sum = __fadd_rn({self._stored(root.outputs[0].buffer, element)}, sum);"
+            )
+        lines, registers = self._result(root, coordinates)
+        body += lines + self._members(registers, element)
         stores = self.task.stores
         types = [self._register_type(name) for name in stores]
         if set(types) == {"float"}:
@@ -255,6 +260,7 @@ class ProductBody(TaskBody):
     def _epilogue_batch(self, lines: Sequence[str], outputs: int) -> int:
         """Results that a thread computes before it stores them, where it reads anything for them."""
         reads = any(f"b_{name}[" in line for line in lines for name in self.task.reads)
+        reads |= self.region is not None and self.region.adds is not None
         return min(4, ceil_div(outputs, self.threads)) if reads else 1
 
     def _skew(self, plan: ProductPlan) -> int:

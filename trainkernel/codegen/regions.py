@@ -228,7 +228,7 @@ class BlockProduct:
         m, n = variable("m", plan.m), variable("n", plan.n)
         batch = variable("batch", plan.batch)
         coordinates = (batch, m, n) if self._root.inputs[-1].ndim == 3 else (m, n)  # type: ignore[union-attr]
-        chunk = variable("piece", plan.split)
+        chunk = variable(self._region.partial, plan.split)
         element = linearize((chunk, batch, m, n), (plan.num_outputs, plan.m * plan.n, plan.n, 1))
         first = f"piece * {plan.tile_m} + " if plan.batch == 1 and plan.split == 1 and pieces > 1 else ""
         head = [f"const tk_index m = {first}row, n = {column};"]
