@@ -48,6 +48,7 @@ _EXTRA_STAGE_US = 1.2
 _PARTIAL_BYTES_PER_US = 2.0e6
 _VECTOR_FMAS_PER_US = 1.0e6
 _MAX_UNROLLED_COST = 32.0
+_MAX_PAIRS_COST = 128.0
 _PANEL_PIECE_US = 1.1
 _PANEL_BYTES_PER_US = 8.0e4
 _CYCLES_PER_US = 1800
@@ -510,6 +511,14 @@ def tensor_tile_cycles(tile: TensorTile, m: int, n: int, tensor: str) -> float:
     return _TENSOR_START_CYCLES + rounds * (_TENSOR_ROUND_CYCLES + steps * (chain + issue * active)) + stored
 
 
+def stores_pairs(plan: ProductPlan, threads: int, epilogue_cost: float) -> bool:
+    """Whether the epilogue of a product on tensor cores takes its sums from registers, two neighbours at a time."""
+    if not plan.tensor or plan.tile_n % 2:
+        return False
+    tile = tensor_tile(plan, threads)
+    return tile.groups == 1 and not tile.swapped and 4 * tile.units * epilogue_cost <= _MAX_PAIRS_COST
+
+
 def block_sums_bytes(plan: ProductPlan, threads: int, epilogue_cost: float) -> int:
     """Shared memory through which the sums of a block product go to the epilogue; 0: from registers.
 
@@ -517,6 +526,8 @@ def block_sums_bytes(plan: ProductPlan, threads: int, epilogue_cost: float) -> i
     (``epilogue_cost`` in the unit of ``Op.cost``; a plain store costs nothing) or the sums are few.
     """
     if plan.tensor:
+        if stores_pairs(plan, threads, epilogue_cost):
+            return 0
         return 4 * tensor_tile(plan, threads).groups * plan.tile_m * tensor_sums_stride(plan)
     tile = block_tile(plan.tile_m, plan.tile_n, plan.tile_k, threads)
     outputs = plan.tile_m * plan.tile_n

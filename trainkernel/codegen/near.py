@@ -12,6 +12,7 @@ from trainkernel.products import (
     block_sums_bytes,
     block_tile,
     ceil_div,
+    stores_pairs,
     tensor_sums_stride,
     tensor_tile,
 )
@@ -36,13 +37,12 @@ class NearOperand:
 class Epilogue:
     """What follows a tile's sums.
 
-    ``functions`` define ``compute`` and ``write`` for ``results``, a C type; ``cost`` is that of
-    ``block_sums_bytes``, ``bounds`` are the rows and columns inside, all of them if ``whole``; ``batch_of`` says for
-    a number of outputs how many of them a thread has under way.
+    ``functions`` makes ``compute`` and ``write``, with True for pairs of neighbours, and names their results' C type;
+    ``cost`` is that of ``block_sums_bytes``, ``bounds`` are the rows and columns inside, all of them if ``whole``;
+    ``batch_of`` says for a number of outputs how many of them a thread has under way.
     """
 
-    functions: Sequence[str]
-    results: str
+    functions: Callable[[bool], tuple[list[str], str]]
     cost: float
     bounds: str
     whole: bool
@@ -53,18 +53,32 @@ def multiply(
     plan: ProductPlan, threads: int, a: NearOperand, b: NearOperand, sums_at: int, epilogue: Epilogue
 ) -> tuple[list[str], int]:
     """The statements that multiply a tile and finish it, and the bytes of its sums in shared memory."""
+    pairs = stores_pairs(plan, threads, epilogue.cost)
+    functions, results = epilogue.functions(pairs)
+    if pairs:
+        return [*functions, _from_registers(plan, threads, a, b, results, epilogue)], 0
     sums_bytes = block_sums_bytes(plan, threads, epilogue.cost)
     sums = f"(float*)(shared + {sums_at})" if sums_bytes else "nullptr"
-    batch = epilogue.batch_of(epilogue.functions, plan.tile_m * plan.tile_n) if sums_bytes else 1
-    ending: list[object] = [batch, flag(epilogue.whole), epilogue.results]
+    batch = epilogue.batch_of(functions, plan.tile_m * plan.tile_n) if sums_bytes else 1
+    ending: list[object] = [batch, flag(epilogue.whole), results]
     if plan.tensor:
-        return [*epilogue.functions, *_on_tensor_cores(plan, threads, a, b, sums, ending, epilogue.bounds)], sums_bytes
+        return [*functions, *_on_tensor_cores(plan, threads, a, b, sums, ending, epilogue.bounds)], sums_bytes
     tile = block_tile(plan.tile_m, plan.tile_n, plan.tile_k, threads)
     step = 4 if a.is_aligned and b.is_aligned and plan.tile_k % 4 == 0 else 1
     template: list[object] = [plan.tile_m, plan.tile_n, plan.tile_k, threads, *tile.sizes, step]
     template += [a.stride, flag(a.along_k), b.stride, flag(b.along_k), flag(sums_bytes == 0), *ending]
     arguments = f"{a.pointer}, {b.pointer}, {sums}, {epilogue.bounds}, compute, write"
-    return [*epilogue.functions, f"tk_block_product<{_joined(template)}>({arguments});"], sums_bytes
+    return [*functions, f"tk_block_product<{_joined(template)}>({arguments});"], sums_bytes
+
+
+def _from_registers(
+    plan: ProductPlan, threads: int, a: NearOperand, b: NearOperand, results: str, epilogue: Epilogue
+) -> str:
+    tile = tensor_tile(plan, threads)
+    whole = epilogue.whole and plan.tile_m % 16 == 0 and plan.tile_n % (8 * tile.units) == 0
+    template = [_FORMATS[plan.tensor], tile.units, flag(a.along_k), flag(b.along_k), plan.tile_m, plan.tile_n]
+    template += [_whole_depth(plan), tile.log_m, tile.log_n, flag(whole), results]
+    return f"tk_tensor_product<{_joined(template)}>({_near(a)}, {_near(b)}, {epilogue.bounds}, compute, write);"
 
 
 def _on_tensor_cores(
@@ -74,17 +88,25 @@ def _on_tensor_cores(
     operands, sizes, strides = [a, b], [plan.tile_m, plan.tile_n], [stride, 1]
     if tile.swapped:
         operands, sizes, strides = operands[::-1], sizes[::-1], strides[::-1]
-    depth = ceil_div(plan.tile_k, TENSOR_DEPTHS[plan.tensor]) * TENSOR_DEPTHS[plan.tensor]
-    last_depth = depth - (tile.groups - 1) * tile.depth
+    last_depth = _whole_depth(plan) - (tile.groups - 1) * tile.depth
     work = [*sizes, tile.depth, last_depth, tile.groups, tile.log_m, tile.log_n, *strides, plan.tile_m * stride]
     template = [_FORMATS[plan.tensor], tile.units, *(flag(operand.along_k) for operand in operands)]
-    texts = [f"tk_near({operand.pointer}, {operand.stride})" for operand in operands]
+    texts = [_near(operand) for operand in operands]
     finish = [plan.tile_m, plan.tile_n, stride, tile.groups, threads, *ending]
     return [
         f"tk_tensor_sums<{_joined(template)}>({_joined(texts)}, {sums}, TkTensorWork{{{_joined(work)}}});",
         "__syncthreads();  // the sums are complete",
         f"tk_block_finish<{_joined(finish)}>({sums}, {bounds}, compute, write);",
     ]
+
+
+def _whole_depth(plan: ProductPlan) -> int:
+    """The depth in whole steps of the tensor cores."""
+    return ceil_div(plan.tile_k, TENSOR_DEPTHS[plan.tensor]) * TENSOR_DEPTHS[plan.tensor]
+
+
+def _near(operand: NearOperand) -> str:
+    return f"tk_near({operand.pointer}, {operand.stride})"
 
 
 def _joined(values: Sequence[object]) -> str:

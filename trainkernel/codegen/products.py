@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from trainkernel.access import AccessWalker, cast_source
 from trainkernel.arithmetic import domain_of, scale_of
@@ -189,12 +190,12 @@ class ProductBody(TaskBody):
         lines += ["tk_cp_async_commit();", "tk_cp_async_wait<0>();", "__syncthreads();  // both panels have arrived"]
         head = ["const tk_index m = m0 + row, n = n0 + column;"]
         coordinates, element = self._tile_place(plan, root, batch)
-        functions, results = self._store_functions(root, coordinates, element, "int row, int column", head)
+        functions = partial(self._store_functions, root, coordinates, element, "int row, int column", head)
         whole = plan.m % plan.tile_m == 0 and plan.n % plan.tile_n == 0
         inside = (
             f"(int)tk_min((tk_index){plan.tile_m}, {plan.m} - m0), (int)tk_min((tk_index){plan.tile_n}, {plan.n} - n0)"
         )
-        epilogue = Epilogue(functions, results, epilogue_cost(self.task), inside, whole, self._epilogue_batch)
+        epilogue = Epilogue(functions, epilogue_cost(self.task), inside, whole, self._epilogue_batch)
         product, sums_bytes = multiply(plan, self.threads, panels[0], panels[1], self.shared_bytes, epilogue)
         self.shared_bytes += sums_bytes
         self.needs_free_shared = True
@@ -222,18 +223,19 @@ class ProductBody(TaskBody):
         self, plan: ProductPlan, root: Operation, coordinates: Sequence[Index], element: Index, stride: int
     ) -> list[str]:
         """The epilogue over the tile's sums."""
-        lines, results = self._store_functions(root, coordinates, element, "tk_index m, tk_index n", [])
+        lines, results = self._store_functions(root, coordinates, element, "tk_index m, tk_index n", [], False)
         batch = self._epilogue_batch(lines, plan.tile_m * plan.tile_n)
         sizes = f"{plan.tile_m}, {plan.tile_n}, {self.threads}, {stride}, {batch}, {results}"
         bounds = f"m0, n0, {plan.m}, {plan.n}, sums"
         return [*lines, f"tk_tile_store<{sizes}>({bounds}, compute, write);"]
 
     def _store_functions(
-        self, root: Operation, coordinates: Sequence[Index], element: Index, place: str, head: list[str]
+        self, root: Operation, coordinates: Sequence[Index], element: Index, place: str, head: list[str], pairs: bool
     ) -> tuple[list[str], str]:
         """``compute`` fills the results of one element of a product, ``write`` stores them; and the results' C type.
 
-        ``place`` declares the element's place as arguments, from which ``head`` makes coordinates.
+        ``place`` declares the element's place as arguments, from which ``head`` makes coordinates. With ``pairs``
+        the second function stores the results of two neighbours along the row.
         """
         body: list[str] = []
         if root.op == "product_partials" and self.region is not None and self.region.adds is not None:
@@ -245,17 +247,41 @@ class ProductBody(TaskBody):
         stores = self.task.stores
         types = [self._register_type(name) for name in stores]
         if set(types) == {"float"}:
-            places = [f"results[{place}]" for place in range(len(stores))]
+            fields_of = [f"[{place}]" for place in range(len(stores))]
             lines, results, reference = [], f"float[{len(stores)}]", f"float (&results)[{len(stores)}]"
         else:
-            places = [f"results.r_{place}" for place in range(len(stores))]
+            fields_of = [f".r_{place}" for place in range(len(stores))]
             fields = " ".join(f"{c_type} r_{place};" for place, c_type in enumerate(types))
             lines, results, reference = [f"struct Results {{ {fields} }};"], "Results", "Results& results"
-        body += [f"{value} = {registers[name]};" for value, name in zip(places, stores, strict=True)]
-        writes = [self._store(name, value, element) for value, name in zip(places, stores, strict=True)]
+        body += [f"results{field} = {registers[name]};" for field, name in zip(fields_of, stores, strict=True)]
         lines += function_object("compute", f"{place}, float sum, {reference}", head + body, None)
-        lines += function_object("write", f"{place}, const {reference}", head + writes, None)
+        if pairs:
+            both = f"const {reference}, const {reference.replace('results', 'next')}"
+            writes = [
+                line
+                for field, name in zip(fields_of, stores, strict=True)
+                for line in self._store_pair(name, f"results{field}", f"next{field}", element)
+            ]
+            lines += function_object("write", f"{place}, {both}", head + writes, None)
+        else:
+            writes = [
+                self._store(name, f"results{field}", element) for field, name in zip(fields_of, stores, strict=True)
+            ]
+            lines += function_object("write", f"{place}, const {reference}", head + writes, None)
         return lines, results
+
+    def _store_pair(self, buffer: str, first: str, second: str, element: Index) -> list[str]:
+        """The statements that write an element of an even place and its neighbour."""
+        storage = self.frame.storage(buffer)
+        place = storage.place(element)
+        whole = storage.space in ("arena", "shared") and storage.element_offset % 2 == 0
+        whole = whole and all(step % 2 == 0 for _, step in storage.steps) and place.constant % 2 == 0
+        other = [scale for atom, scale in place.terms if atom != Variable("n", self.task.plan.n)]  # type: ignore[union-attr]
+        if not whole or any(scale % 2 for scale in other) or storage.dtype not in ("float32", *_FORMATS):
+            return [self._store(buffer, first, element), self._store(buffer, second, element + 1)]
+        self.templates.add("tensor_sums")
+        pointer = self.scope.pointer(buffer, storage, const=False)
+        return [f"tk_store_pair({pointer} + ({place}), {first}, {second});"]
 
     def _epilogue_batch(self, lines: Sequence[str], outputs: int) -> int:
         """Results that a thread computes before it stores them, where it reads anything for them."""

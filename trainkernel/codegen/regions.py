@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 from trainkernel.access import cast_source
@@ -36,7 +37,7 @@ from trainkernel.shared import (
 
 _ITEMSIZE_BYTES = 4
 _MAX_RUNS = 128
-StoreFunctions: TypeAlias = Callable[[Operation, Sequence[Index], Index, str, list[str]], tuple[list[str], str]]
+StoreFunctions: TypeAlias = Callable[[Operation, Sequence[Index], Index, str, list[str], bool], tuple[list[str], str]]
 
 
 @dataclass(frozen=True)
@@ -171,10 +172,10 @@ class BlockProduct:
         columns: str,
     ) -> list[str]:
         """The product with its epilogue; reserves the sums."""
-        functions, results = self._epilogue(store_functions, column)
         whole = self._plan.n % plan.tile_n == 0
         bounds = f"{plan.tile_m}, {columns}"
-        epilogue = Epilogue(functions, results, epilogue_cost(self._task), bounds, whole, batch_of)
+        functions = partial(self._epilogue, store_functions, column)
+        epilogue = Epilogue(functions, epilogue_cost(self._task), bounds, whole, batch_of)
         lines, sums_bytes = multiply(plan, self._threads, a, b, self.scratch_bytes, epilogue)
         self.scratch_bytes += sums_bytes
         return lines
@@ -223,7 +224,7 @@ class BlockProduct:
             *block(f"for (int tile = -1; tile < {steps}; ++tile)", body),
         ]
 
-    def _epilogue(self, store_functions: StoreFunctions, column: str) -> tuple[list[str], str]:
+    def _epilogue(self, store_functions: StoreFunctions, column: str, pairs: bool) -> tuple[list[str], str]:
         plan, pieces = self._plan, self._region.split.pieces
         m, n = variable("m", plan.m), variable("n", plan.n)
         batch = variable("batch", plan.batch)
@@ -232,7 +233,7 @@ class BlockProduct:
         element = linearize((chunk, batch, m, n), (plan.num_outputs, plan.m * plan.n, plan.n, 1))
         first = f"piece * {plan.tile_m} + " if plan.batch == 1 and plan.split == 1 and pieces > 1 else ""
         head = [f"const tk_index m = {first}row, n = {column};"]
-        return store_functions(self._root, coordinates, element, "int row, int column", head)
+        return store_functions(self._root, coordinates, element, "int row, int column", head, pairs)
 
     def _operand(self, position: int) -> NearOperand:
         staged = staged_matrix(self._task, position, self._region.split)

@@ -136,6 +136,51 @@ __device__ __forceinline__ unsigned tk_pair(tk_bfloat16, float low, float high) 
   return tk_floats_to_bfloat16_bits(low, high);
 }
 
+// To an even place, of memory that is aligned to 16 bytes.
+template <class T>
+__device__ __forceinline__ void tk_store_pair(T* to, float low, float high) {
+  *(unsigned*)to = tk_pair(T(), low, high);
+}
+__device__ __forceinline__ void tk_store_pair(float* to, float low, float high) { *(float2*)to = make_float2(low, high); }
+
+// The product and its epilogue on registers: compute(row, column, sum, results) for two neighbours of a row, then
+// write(row, column, results, results of the next). WHOLE promises whole tiles with nothing outside.
+template <class Format, int UNITS, bool A_ALONG_K, bool B_ALONG_K, int M, int N, int DEPTH, int LOG_M, int LOG_N, bool WHOLE,
+          class Results, class Compute, class Write>
+__device__ __forceinline__ void tk_tensor_product(const TkNear& a, const TkNear& b, int rows, int columns, Compute compute,
+                                                  Write write) {
+  const int warp = (int)(threadIdx.x / 32), lane_row = (int)(threadIdx.x % 32 / 4), lane_column = (int)(threadIdx.x % 4 * 2);
+  if (warp >> (LOG_M + LOG_N)) return;
+#pragma unroll 1
+  for (int m = (warp & ((1 << LOG_M) - 1)) * 16; m < M; m += 16 << LOG_M) {
+#pragma unroll 1
+    for (int n = (warp >> LOG_M) * 8 * UNITS; n < N; n += 8 * UNITS << LOG_N) {
+      typename Format::template Step<UNITS, A_ALONG_K, B_ALONG_K> step(a, b, m, M, n, N, 0);
+      float total[UNITS][4] = {};
+#pragma unroll 1
+      for (int k = 0; k < DEPTH; k += Format::DEPTH) step.add(total);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = m + lane_row + 8 * i;
+        if (!WHOLE && row >= rows) continue;
+        Results results[UNITS][2];
+#pragma unroll
+        for (int u = 0; u < UNITS; ++u) {
+          const int column = n + 8 * u + lane_column;
+          if (!WHOLE && column >= columns) continue;
+          compute(row, column, total[u][2 * i], results[u][0]);
+          compute(row, column + 1, total[u][2 * i + 1], results[u][1]);
+        }
+#pragma unroll
+        for (int u = 0; u < UNITS; ++u) {
+          const int column = n + 8 * u + lane_column;
+          if (WHOLE || column < columns) write(row, column, results[u][0], results[u][1]);
+        }
+      }
+    }
+  }
+}
+
 // A fused operand, evaluated once into rows of 16-bit numbers: load(outer, k), and zeros up to ROWS x COLUMNS.
 template <int OUTER, int DEPTH, int ROWS, int COLUMNS, int THREADS, int STRIDE, bool ALONG_K, class T, class Load>
 __device__ __forceinline__ void tk_block_fill_rows(T* to, Load load) {
