@@ -128,6 +128,30 @@ def test_mma_and_ldmatrix(name: str, dtype: Any) -> None:
         )
 
 
+MMA_TF32 = """
+    TK_TASK(0, 0);
+    const int row = thread / 4, quad = thread % 4;
+    unsigned ra[4], rb[2];
+    for (int i = 0; i < 4; i++) ra[i] = __float_as_uint(a[(row + i % 2 * 8) * 8 + quad + i / 2 * 4]);
+    for (int i = 0; i < 2; i++) rb[i] = __float_as_uint(b[(quad + i * 4) * 8 + row]);
+    float d[4];
+    for (int i = 0; i < 4; i++) d[i] = c[(row + i / 2 * 8) * 8 + quad * 2 + i % 2];
+    tk_mma_m16n8k8_tf32(d, ra, rb);
+    for (int i = 0; i < 4; i++) y[(row + i / 2 * 8) * 8 + quad * 2 + i % 2] = d[i];
+"""
+
+
+def test_mma_of_tf32_numbers() -> None:
+    """The lower 13 bits of the operands do not count."""
+    a, b, c = normal(16, 8), normal(8, 8, seed=1), normal(16, 8, seed=2)
+    inputs: Any = [("a", a), ("b", b), ("c", c)]
+    short_a, short_b = ((x.view(np.uint32) & 0xFFFFE000).view(F32).astype(np.float64) for x in (a, b))
+    expected = (short_a @ short_b + c).astype(F32)
+    for order in ORDERS:
+        result = run_kernel(MMA_TF32, inputs, [("y", (16, 8), F32)], threads=32, num_blocks=1, order=order)
+        np.testing.assert_array_equal(result.outputs[0], expected)
+
+
 def test_ldmatrix_layouts() -> None:
     body = """
     TK_TASK(0, 0);

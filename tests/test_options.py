@@ -311,6 +311,8 @@ BAD_OPTIONS: list[tuple[str, Any, str]] = [
     ("threads_per_block", 64, "128, 256, 512, 1024"),
     ("threads_per_block", 2048, "128, 256, 512, 1024"),
     ("threads_per_block", None.__class__, "int"),
+    ("precision", "high", "highest, tf32"),
+    ("precision", True, "highest, tf32"),
     ("fuse_pointwise", 1, "True"),
     ("fuse_epilogues", "yes", "True"),
     ("split_k_gemv", 0, "True"),

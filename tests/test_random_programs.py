@@ -6,6 +6,7 @@ options; so do other grids and orders; all lie within the error bound of the ref
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,9 @@ from programs import FUSED, UNFUSED, RandomProgram, random_options, random_progr
 from trainkernel import emulator
 from trainkernel.codegen import generate
 from trainkernel.codegen.generated import GeneratedKernel
+from trainkernel.target import Target
 
+FEW_SMS = replace(Target.preset("portable"), num_sms=3)
 NUM_SEEDS = 200
 CHUNK = 10
 
@@ -28,6 +31,8 @@ def _variants(case: RandomProgram, seed: int) -> list[list[GeneratedKernel]]:
     groups: list[list[GeneratedKernel]] = []
     for _ in range(2):
         tuning = random_options(rng)
+        if rng.random() < 0.25:
+            tuning["target"] = FEW_SMS  # then a block computes several pieces of a region
         mixed = {name: bool(rng.random() < 0.5) for name in FUSED}
         switches: list[dict[str, Any]] = [dict(FUSED), dict(UNFUSED), mixed, {}]
         groups.append(

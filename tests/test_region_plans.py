@@ -107,6 +107,31 @@ def test_a_layer_too_large_for_a_block_is_left_to_the_grid() -> None:
     assert "grad_w0" not in plan.partials
 
 
+def test_weights_rounded_in_the_step_are_evaluated_by_each_block() -> None:
+    """Though a width is the batch's size, and a weight has as many rows."""
+    b = ProgramBuilder()
+    x, h = b.input("x", (128, 64), "bfloat16"), None
+    for number, shape in enumerate([(64, 128), (128, 128), (128, 10)]):
+        w = b.op("cast", b.input(f"w{number}", shape), dtype="bfloat16", name=f"c{number}")
+        h = b.op("relu", b.op("mm", x if h is None else h, w, dtype="bfloat16", name=f"z{number}"), dtype="bfloat16")
+    assert h is not None
+    program = b.build([h, b.op("mm", x.T, h, dtype="bfloat16", name="grad")])
+    rows, partials = classify(Cuts(program, 128), frozenset(), frozenset())
+    assert {"z0", "z1", "z2"} <= rows and partials == {"grad"} and not rows & {"c0", "c1", "c2"}
+    generated = generate(program, target=TARGET, region_pieces=8)
+    (region,) = regions(generated.schedule)
+    padded = {name for name, slab in region.shared.slabs.items() if slab.padding}
+    assert all(part.plan.tensor == "bfloat16" for part in region.parts if part.root) and padded  # type: ignore[union-attr]
+
+
+def test_a_large_batch_is_cut_into_slices_of_a_block() -> None:
+    step = mlp_step((32, 64, 64, 16), 65536, dtype="bfloat16")
+    plan = plan_region(step.program, TARGET, Options())
+    assert plan is not None and plan.split.label == 65536
+    assert plan.split.slices > 1 and plan.split.partials <= TARGET.num_sms
+    assert plan.split.rows in (64, 128, 256)
+
+
 def test_a_label_that_is_also_a_width_does_not_cut_the_update() -> None:
     step = mlp((17, 256, 256, 6), 256)
     rows, partials = classify(Cuts(step.program, 256), frozenset(), frozenset())

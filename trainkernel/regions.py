@@ -16,7 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import prod
+from operator import mul
 from typing import Any
 
 from trainkernel.access import AccessWalker
@@ -177,8 +179,8 @@ def _asked(label: int, pieces: int) -> list[int]:
 
 
 def _labels(program: Program, operations: list[Operation]) -> list[int]:
-    """One, and the leading sizes of inputs that most of the work has."""
-    sizes = {spec.shape[0] for spec in program.inputs if isinstance(spec, TensorSpec) and spec.ndim}
+    """One, and the numbers of rows of inputs (examples, or examples times places) that most of the work has."""
+    sizes = {size for spec in program.inputs if isinstance(spec, TensorSpec) for size in _numbers_of_rows(spec)}
     work: dict[int, int] = {}
     for operation in operations:
         leading = operation.outputs[0].shape[:1]
@@ -189,6 +191,11 @@ def _labels(program: Program, operations: list[Operation]) -> list[int]:
             work[leading[0]] = work.get(leading[0], 0) + flops
     ranked = sorted((size for size in work if work[size]), key=lambda size: (-work[size], -size))
     return [1, *ranked[:_MAX_LABELS]]
+
+
+def _numbers_of_rows(spec: TensorSpec) -> list[int]:
+    """The products of the first dims of an input."""
+    return list(accumulate(spec.shape, mul))
 
 
 # ---------------------------------------------------------------------------- what a label cuts
@@ -218,11 +225,11 @@ class Cuts:
         return None if found is None else by_alignment(found, self._declared, self.label)
 
     def has_row_of_input(self, own: frozenset[str]) -> bool:
-        """Whether one of the buffers is an input that has as many rows as the label."""
+        """Whether one of the buffers is an input that has as many rows as the label says."""
         if self.label == 1:
             return True
         inputs = [self.inputs[name] for name in own if name in self.inputs]
-        return any(isinstance(spec, TensorSpec) and spec.ndim and spec.shape[0] == self.label for spec in inputs)
+        return any(isinstance(spec, TensorSpec) and self.label in _numbers_of_rows(spec) for spec in inputs)
 
 
 def classify(cuts: Cuts, outside: frozenset[str], all_rows: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
