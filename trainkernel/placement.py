@@ -8,7 +8,7 @@ write-after-read; a task's stage is its longest path.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -185,16 +185,15 @@ class _Graph:
         (second.near.add if near else second.near.discard)(first)
 
     @staticmethod
-    def _reaches(start: _Node, goal: _Node) -> bool:
-        stack, seen = [start], {start}
+    def _reachable(starts: Iterable[_Node]) -> set[_Node]:
+        """The nodes that come after some, and these."""
+        seen = set(starts)
+        stack = list(seen)
         while stack:
-            node = stack.pop()
-            if node is goal:
-                return True
-            fresh = node.after - seen
+            fresh = stack.pop().after - seen
             seen |= fresh
             stack.extend(fresh)
-        return False
+        return seen
 
     def _readers(self, name: str) -> list[_Node]:
         return [node for node in self._nodes if name in node.reads]
@@ -317,7 +316,7 @@ class _Graph:
         if returned != 1 or not self._may_overwrite(writer, spec, target.buffer):
             return False
         readers = [node for node in self._readers(target.buffer) if node is not writer]
-        if any(self._reaches(writer, reader) for reader in readers):
+        if not self._reachable([writer]).isdisjoint(readers):
             return False
         for reader in readers:
             self._edge(reader, writer, target.buffer in reader.aligned)
@@ -389,6 +388,7 @@ class _Graph:
 
     def stages(self) -> tuple[Stage, ...]:
         """Tasks by longest path; each loop is a stage of its own, each region the first task of its stage."""
+        self._start_together()
         levels = self._levels()
         by_level: dict[int, list[_Node]] = {}
         for node in self._nodes:
@@ -433,6 +433,21 @@ class _Graph:
         if not isinstance(self.places[name], ArenaPlace):
             return False
         return all(reader in inside and name in reader.aligned for reader in self._readers(name))
+
+    def _start_together(self) -> None:
+        """Let a region that nobody interrupts wait as a whole for what some of it needs.
+
+        Else what others compute meanwhile (a step count's powers) would split it in two, and its rows would
+        travel through device memory.
+        """
+        inside = [node for node in self._nodes if node.inside and node.task.num_pieces]
+        later = {node for node in self._reachable(inside) if not node.inside}
+        if any(after.inside for node in later for after in node.after):
+            return
+        for first in {before for node in inside for before in node.before if not before.inside}:
+            for node in inside:
+                node.before.add(first)
+                first.after.add(node)
 
     def _levels(self) -> dict[_Node, int]:
         waiting = {node: len(node.before) for node in self._nodes}
