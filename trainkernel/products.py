@@ -195,7 +195,7 @@ def tensor_format(a: TensorSpec, b: TensorSpec, options: Options) -> str:
 
 def _on_best_cores(plan: ProductPlan, tensor: str, threads: int) -> ProductPlan:
     """The plan of a product near a block with its faster way to multiply."""
-    if not tensor or not plan.num_outputs or (tensor == "tf32" and plan.tile_k % TENSOR_DEPTHS[tensor]):
+    if not tensor or not plan.num_outputs * plan.tile_k or (tensor == "tf32" and plan.tile_k % TENSOR_DEPTHS[tensor]):
         return plan
     on_tensor_cores = replace(plan, tensor=tensor)
     faster = multiply_cycles(on_tensor_cores, threads) < multiply_cycles(plan, threads)
