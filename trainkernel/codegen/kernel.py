@@ -31,6 +31,7 @@ _TEMPLATES = (
     "product_operand",
     "product_tile",
     "product_tensor",
+    "product_pipeline",
     "block_product",
     "staged",
     "stamps",
