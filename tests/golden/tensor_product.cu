@@ -646,7 +646,7 @@ __device__ __forceinline__ void tk_read_columns(unsigned (&columns)[UNITS][2], c
 // m * STRIDE_SUMS + n. They take the place of the steps, so a barrier must follow their last use.
 template <class Format, int TILE_M, int TILE_N, int TILE_K, int STAGES, int THREADS, int SKEW, bool A_ALONG_K, bool B_ALONG_K,
           class A, class B>
-__device__ __forceinline__ const float* tk_tensor_sums(tk_index m0, tk_index n0, tk_index m_end, tk_index n_end,
+__device__ __forceinline__ const float* tk_pipeline_sums(tk_index m0, tk_index n0, tk_index m_end, tk_index n_end,
                                                        tk_index k_begin, tk_index k_end, unsigned short* shared, const A& a,
                                                        const B& b) {
   using Tile = TkTensorTile<TILE_M, TILE_N, TILE_K, THREADS, SKEW, A_ALONG_K, B_ALONG_K>;
@@ -741,7 +741,7 @@ __device__ __forceinline__ void task_0_h(const TkParams& p, int piece, unsigned 
   tk_bfloat16* w_h = (tk_bfloat16*)(p.out_1);
   const tk_index m0 = (tk_index)(piece) / 5 * 16;
   const tk_index n0 = (tk_index)(piece) % 5 * 16;
-  const float* sums = tk_tensor_sums<TkBfloat16Format, 16, 16, 16, 4, 256, 8, true, true>(m0, n0, 40, 70, 0, 50, (unsigned short*)shared, tk_matrix(b_x, 50, 1, false), tk_matrix(b_w, 50, 1, false));
+  const float* sums = tk_pipeline_sums<TkBfloat16Format, 16, 16, 16, 4, 256, 8, true, true>(m0, n0, 40, 70, 0, 50, (unsigned short*)shared, tk_matrix(b_x, 50, 1, false), tk_matrix(b_w, 50, 1, false));
   auto compute = [&](tk_index m, tk_index n, float sum, float (&results)[1]) {
     const float v_z = sum;
     const float v_bias = b_bias[n];
@@ -785,7 +785,7 @@ __device__ __forceinline__ void task_2_out(const TkParams& p, int piece, unsigne
   float* w_out = (float*)(p.out_0);
   const tk_index m0 = (tk_index)(piece) / 4 * 16;
   const tk_index n0 = (tk_index)(piece) % 4 * 16;
-  const float* sums = tk_tensor_sums<TkBfloat16Format, 16, 16, 16, 4, 256, 8, true, false>(m0, n0, 40, 50, 0, 70, (unsigned short*)shared, tk_matrix(b_h, 70, 1, false), tk_matrix(b_w, 1, 50, false));
+  const float* sums = tk_pipeline_sums<TkBfloat16Format, 16, 16, 16, 4, 256, 8, true, false>(m0, n0, 40, 50, 0, 70, (unsigned short*)shared, tk_matrix(b_h, 70, 1, false), tk_matrix(b_w, 1, 50, false));
   auto compute = [&](tk_index m, tk_index n, float sum, float (&results)[1]) {
     const float v_out = sum;
     results[0] = v_out;

@@ -223,7 +223,7 @@ class ProductBody(TaskBody):
         self.templates |= {"product_operand"} | ({"product_tensor", "product_pipeline"} if tensor else {"product_tile"})
         lines, operands, (along_a, along_b), batch = self._tile_operands(plan, root)
         shared = self._reserve_tiles(plan, along_a, along_b)
-        name = "tk_tensor_sums" if tensor else "tk_tile_sums"
+        name = "tk_pipeline_sums" if tensor else "tk_tile_sums"
         skew = self._skew(plan)
         tile = [str(size) for size in (plan.tile_m, plan.tile_n, plan.tile_k)]
         if tensor:

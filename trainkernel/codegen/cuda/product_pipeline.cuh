@@ -84,7 +84,7 @@ __device__ __forceinline__ void tk_read_columns(unsigned (&columns)[UNITS][2], c
 // m * STRIDE_SUMS + n. They take the place of the steps, so a barrier must follow their last use.
 template <class Format, int TILE_M, int TILE_N, int TILE_K, int STAGES, int THREADS, int SKEW, bool A_ALONG_K, bool B_ALONG_K,
           class A, class B>
-__device__ __forceinline__ const float* tk_tensor_sums(tk_index m0, tk_index n0, tk_index m_end, tk_index n_end,
+__device__ __forceinline__ const float* tk_pipeline_sums(tk_index m0, tk_index n0, tk_index m_end, tk_index n_end,
                                                        tk_index k_begin, tk_index k_end, unsigned short* shared, const A& a,
                                                        const B& b) {
   using Tile = TkTensorTile<TILE_M, TILE_N, TILE_K, THREADS, SKEW, A_ALONG_K, B_ALONG_K>;
