@@ -230,3 +230,28 @@ def scatter_coordinates(operation: Operation, result: Index, element: Index) -> 
     assert isinstance(updates, TensorSpec)
     rest = updates.shape[1:]
     return (element,), (element, *delinearize(result % prod(rest), rest))
+
+
+def cast_source(operand: TensorSpec, inlined: Mapping[str, Operation]) -> TensorSpec:
+    """What an operand's elements are cast from where it is a view of an inlined cast; else the operand."""
+    operation = inlined.get(operand.buffer)
+    if operation is None or operation.op != "cast":
+        return operand
+    source, out = operation.inputs[0], operation.outputs[0]
+    if not isinstance(source, TensorSpec) or source.shape != out.shape or source.buffer in inlined:
+        return operand
+    strides = _view_strides(operand, out, source)
+    if strides is None:
+        return operand
+    return TensorSpec(source.buffer, operand.shape, *strides, source.dtype)
+
+
+def _view_strides(view: TensorSpec, whole: TensorSpec, source: TensorSpec) -> tuple[tuple[int, ...], int] | None:
+    """Strides and offset over ``source`` of a view of ``whole``, its element-by-element copy: a permutation of dims."""
+    sizes = dict(zip(whole.strides, whole.shape, strict=True))
+    if view.offset != 0 or len(sizes) != whole.ndim or sorted(view.strides) != sorted(sizes):
+        return None
+    if any(sizes[stride] != size for stride, size in zip(view.strides, view.shape, strict=True)):
+        return None
+    by_stride = dict(zip(whole.strides, source.strides, strict=True))
+    return tuple(by_stride[stride] for stride in view.strides), source.offset

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainkernel.errors import OptionError, ProgramError, TrainkernelError
 from trainkernel.ir import Program
-from trainkernel.options import SWITCHES, Options, describe_choices
+from trainkernel.options import PRECISIONS, SWITCHES, Options, describe_choices
 from trainkernel.target import PRESETS, Target
 
 if TYPE_CHECKING:
@@ -137,6 +137,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         flag = "--" + field.name.replace("_", "-")
         if field.name in SWITCHES:
             group.add_argument(flag, choices=("on", "off"))
+        elif field.name == "precision":
+            group.add_argument(flag, choices=PRECISIONS)
         else:
             group.add_argument(flag, type=int, metavar="N", help=describe_choices(field.name) or "at least 1")
 

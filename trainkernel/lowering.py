@@ -21,7 +21,7 @@ from trainkernel.arithmetic import domain_of, kind_of, scale_of
 from trainkernel.ir import Item, Operation, Program, TensorSpec
 from trainkernel.options import Options
 from trainkernel.products import SCATTERS, SPLIT_REDUCTIONS, ReductionPlan, plan_product, plan_reduction, reduced_count
-from trainkernel.regions import RegionPlan, is_block_product
+from trainkernel.regions import RegionPlan, Split, is_block_product
 from trainkernel.target import Target
 
 COMBINE_IN_ORDER = 32
@@ -30,14 +30,15 @@ COMBINE_IN_ORDER = 32
 def lower(program: Program, target: Target, options: Options, region: RegionPlan | None) -> Program:
     """Replace operations whose work is split along the depth by their two phases; loop bodies stay as they are.
 
-    A product or reduction inside of the region gets the attribute ``pieces``.
+    A product or reduction inside of the region gets the attribute ``pieces``: of its rows, or partial results, each
+    of which is the sum of ``slices``.
     """
     taken = {spec.buffer for spec in program.buffers()}
     items: list[Item] = []
     for item in program.operations:
         role = region.role(item) if region is not None and isinstance(item, Operation) else None
         if region is not None and role is not None:
-            items += _lower_inside(item, region.split.pieces, role, taken)
+            items += _lower_inside(item, region.split, role, taken)
         elif isinstance(item, Operation) and item.op in ("mm", "addmm", "bmm"):
             items += _lower_product(item, target, options, taken)
         elif isinstance(item, Operation) and item.op == "scatter_add":
@@ -49,19 +50,19 @@ def lower(program: Program, target: Target, options: Options, region: RegionPlan
     return replace(program, operations=tuple(items))
 
 
-def _lower_inside(item: Item, pieces: int, role: str, taken: set[str]) -> list[Item]:
+def _lower_inside(item: Item, split: Split, role: str, taken: set[str]) -> list[Item]:
     """An operation of a block region."""
     assert isinstance(item, Operation)
     if role == ROW:
         cut = kind_of(item) == "reduction" and item.op not in SCATTERS and item.tensor_inputs[0].num_elements
         cut = cut or (kind_of(item) == "product" and is_block_product(item))
-        return [replace(item, attrs={**item.attrs, "pieces": pieces})] if cut else [item]
+        return [replace(item, attrs={**item.attrs, "pieces": split.pieces})] if cut else [item]
+    attrs = {"pieces": split.partials} | ({"slices": split.slices} if split.slices > 1 else {})
     if kind_of(item) == "product":
-        partials = _partials_spec(item, pieces, taken)
-        attrs = {"pieces": pieces}
+        partials = _partials_spec(item, split.partials, taken)
         first = Operation(item.name, "product_partials", item.inputs[-2:], partials, attrs, item.location)
         return [first, _summed(item, "sum", partials, 1)]
-    return _two_phases(item, pieces, {"pieces": pieces}, reduced_count(item), taken)
+    return _two_phases(item, split.partials, attrs, reduced_count(item), taken)
 
 
 def _partials_spec(operation: Operation, count: int, taken: set[str]) -> TensorSpec:

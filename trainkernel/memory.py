@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from trainkernel.dtypes import DTYPES
+from trainkernel.indexing import Index
 from trainkernel.ir import Loop, ScalarSpec, TensorSpec
 from trainkernel.regions import Split
 from trainkernel.schedule import (
@@ -104,7 +105,8 @@ class Storage:
     outputs), ``"scalar"``, ``"arena"`` or ``"shared"`` (then ``index`` is a byte offset into the
     workspace or the block's shared memory). Element ``e`` of the buffer is element
     ``e + element_offset + sum(step * stride)`` of it, with one ``(variable, stride)`` for each
-    surrounding loop that slices it, and for the piece whose rows lie in shared memory.
+    surrounding loop that slices it, and for the piece whose rows lie in shared memory. There, ``padding``
+    elements may follow every ``row`` of them, so ``e`` is first moved by the padding before it.
     """
 
     space: str
@@ -113,6 +115,19 @@ class Storage:
     size_bytes: int
     element_offset: int = 0
     steps: tuple[tuple[str, int], ...] = ()
+    row: int = 1
+    padding: int = 0
+
+    def place(self, index: Index) -> Index:
+        """Where the element lies, padding included."""
+        if not self.padding:
+            return index
+        rows, column = divmod(index, self.row)
+        return rows * (self.row + self.padding) + column
+
+    def moved(self, elements: int) -> int:
+        """A distance of whole rows, or inside of one, padding included."""
+        return elements + elements // self.row * self.padding
 
 
 @dataclass(frozen=True)
@@ -163,9 +178,9 @@ class Frame:
         if isinstance(place, OutputPlace):
             return self._output(place.output_index, spec.dtype, size)
         if isinstance(place, SharedPlace):
-            own_bytes = place.own_elements * DTYPES[spec.dtype].itemsize_bytes
-            steps = (("piece", -place.own_elements),) if place.own_elements < spec.num_elements else ()
-            return Storage("shared", place.offset_bytes, spec.dtype, own_bytes, 0, steps)
+            own_bytes = place.size * DTYPES[spec.dtype].itemsize_bytes
+            steps = (("piece", -place.size),) if place.own_elements < spec.num_elements else ()
+            return Storage("shared", place.offset_bytes, spec.dtype, own_bytes, 0, steps, place.row, place.padding)
         own = self.schedule.program.inputs[place.input_index].buffer == buffer
         return self._input(place.input_index, spec.offset if own else 0, size)
 

@@ -23,6 +23,7 @@ ALLOWED_INTS: Mapping[str, tuple[int, ...]] = MappingProxyType(
         "threads_per_block": (128, 256, 512, 1024),
     }
 )
+PRECISIONS = ("highest", "tf32")
 SWITCHES = ("fuse_pointwise", "fuse_epilogues", "split_k_gemv", "inline_input_casts", "stamps")
 MAX_BLOCKS_LIMIT = 2**31 - 1
 
@@ -51,6 +52,9 @@ class Options:
     region_pieces : int or None
         Pieces into which the rows of a block region are cut, 0 to 1024; 0: no region, 1: the step runs
         in one block. A number that divides no label leaves the step without a region.
+    precision : str or None
+        Of float32 products: ``"highest"`` (None), sums by float32 multiply-adds, or ``"tf32"``, which lets
+        products near a block run on tensor cores, with operands rounded to TF32's 11 bits.
     stamps : bool or None
         Whether block 0 writes down when it reaches each stage and each part of a region.
     """
@@ -66,6 +70,7 @@ class Options:
     split_k_gemv: bool | None = None
     threads_per_block: int | None = None
     region_pieces: int | None = None
+    precision: str | None = None
     stamps: bool | None = None
 
     @property
@@ -104,6 +109,10 @@ def check_options(values: Mapping[str, Any]) -> Options:
         if name in SWITCHES:
             if not isinstance(value, bool):
                 raise OptionError(f"option {name} must be True, False or None, got {value!r}")
+            continue
+        if name == "precision":
+            if value not in PRECISIONS:
+                raise OptionError(f"option precision must be one of {', '.join(PRECISIONS)} or None, got {value!r}")
             continue
         if not isinstance(value, int) or isinstance(value, bool):
             raise OptionError(f"option {name} must be an int or None, got {value!r}")

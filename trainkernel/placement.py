@@ -427,7 +427,7 @@ class _Graph:
         copies = tuple(copies_of(region, number, layout) for number in range(len(parts)))
         scratch = tuple(scratch_use(region, part) for part in parts)
         block = BlockRegion(split, parts, waits, near, layout, copies, scratch)
-        return Task("region", parts[-1].name, stores=stores, reads=reads, num_pieces=split.pieces, region=block)
+        return Task("region", parts[-1].name, stores=stores, reads=reads, num_pieces=split.partials, region=block)
 
     def _is_private(self, name: str, inside: Sequence[_Node]) -> bool:
         """Whether a value lies in the arena and nobody outside of these nodes reads it."""

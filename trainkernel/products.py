@@ -56,13 +56,28 @@ _EXTRA_STAGE_US = 1.2
 _PARTIAL_BYTES_PER_US = 2.0e6
 _VECTOR_FMAS_PER_US = 1.0e6
 _MAX_UNROLLED_COST = 32.0
+_MAX_PAIRS_COST = 128.0
 _PANEL_PIECE_US = 1.1
 _PANEL_BYTES_PER_US = 8.0e4
 _CYCLES_PER_US = 1800
 _LONE_WARP_CYCLES = 40
 _LONE_WARP_FACTOR = 2.0
 _PANEL_OUTPUT_US = 3.0e-4
+_NEAR_ELEMENTS_PER_US = 4.0e4
 PANEL_PAD = 4
+SIXTEEN_BIT_PAD = 8
+TENSOR_DEPTHS = {"tf32": 8, "float16": 16, "bfloat16": 16}
+"""Depth of one step of a warp, by format."""
+SIXTEEN_BIT_FORMATS = ("float16", "bfloat16")
+# Cycles of such a step by the units of a warp: of its chain of instructions, and more for each warp that is at work.
+_SIXTEEN_BIT_CYCLES = {2: (70.0, 7.0), 4: (80.0, 14.0)}
+_TENSOR_STEP_CYCLES = {
+    "tf32": {1: (80.0, 5.0), 2: (90.0, 8.0), 4: (110.0, 15.0)},
+    "float16": _SIXTEEN_BIT_CYCLES,
+    "bfloat16": _SIXTEEN_BIT_CYCLES,
+}
+_TENSOR_START_CYCLES = 100.0
+_TENSOR_ROUND_CYCLES = 60.0
 MAX_PANEL_BYTES = 200 * 1024
 MAX_STAGED_BYTES = 150 * 1024
 MAX_PIPELINE_BYTES = 160 * 1024
@@ -100,6 +115,9 @@ class ProductPlan:
         Padding of shared-memory rows.
     batch : int
         Number of independent products of this shape; each has its own tiles.
+    tensor : str
+        How tensor cores multiply what lies near a block (paths ``"panel"`` and ``"block"``): ``""`` not at
+        all, or the format of their operands: ``"tf32"``, ``"float16"`` or ``"bfloat16"``.
     """
 
     path: str
@@ -113,6 +131,7 @@ class ProductPlan:
     chunk: int = 0
     skew_bytes: int = 16
     batch: int = 1
+    tensor: str = ""
 
     @property
     def num_outputs(self) -> int:
@@ -135,7 +154,9 @@ class ProductPlan:
     def __str__(self) -> str:
         split = f", depth split {self.split} x {self.chunk}" if self.split > 1 else ""
         batch = f"{self.batch} x " if self.batch != 1 else ""
-        return f"{self.path} {batch}{self.m}x{self.n}x{self.k} tile {self.tile_m}x{self.tile_n}x{self.tile_k}{split}"
+        tile = f"tile {self.tile_m}x{self.tile_n}x{self.tile_k}"
+        cores = f", {self.tensor} on tensor cores" if self.tensor else ""
+        return f"{self.path} {batch}{self.m}x{self.n}x{self.k} {tile}{split}{cores}"
 
 
 def plan_product(operation: Operation, target: Target, options: Options) -> ProductPlan:
@@ -148,8 +169,11 @@ def plan_product(operation: Operation, target: Target, options: Options) -> Prod
     if "pieces" in operation.attrs:
         pieces = operation.attrs["pieces"]
         if operation.op == "product_partials":
-            return ProductPlan("block", m, n, k, m, n, k // pieces, pieces, k // pieces, 16, batch)
-        return ProductPlan("block", m, n, k, m if a.ndim == 3 else m // pieces, n, k, 1, k, 16, batch)
+            depth = k // pieces // operation.attrs.get("slices", 1)
+            plan = ProductPlan("block", m, n, k, m, n, depth, pieces, k // pieces, 16, batch)
+        else:
+            plan = ProductPlan("block", m, n, k, m if a.ndim == 3 else m // pieces, n, k, 1, k, 16, batch)
+        return _on_best_cores(plan, tensor_format(a, b, options), threads)
     skew = 16 if options.shared_skew is None else options.shared_skew
     if scale_of(operation, "alpha") == 0:
         return _thin(batch, m, n, 0, target, threads, skew)
@@ -166,10 +190,53 @@ def plan_product(operation: Operation, target: Target, options: Options) -> Prod
     if a.dtype == b.dtype and a.dtype in ("float16", "bfloat16"):
         return _best_tiles("tensor", batch, (m, n, k), target, options, skew)
     tiles = _best_tiles("tile", batch, (m, n, k), target, options, skew)
-    panels = _best_panels(batch, (m, n, k), target, options)
+    panels = _best_panels(batch, (m, n, k), target, options, tensor_format(a, b, options))
     if panels is None or options.gemm_k_tile or _tile_cost_us(tiles, target) < panels[0]:
         return tiles
     return panels[1]
+
+
+def tensor_format(a: TensorSpec, b: TensorSpec, options: Options) -> str:
+    """How tensor cores may multiply two operands near a block; empty if they may not."""
+    if a.dtype != b.dtype:
+        return ""
+    if a.dtype == "float32":
+        return "tf32" if options.precision == "tf32" else ""
+    return a.dtype if a.dtype in SIXTEEN_BIT_FORMATS else ""
+
+
+def _on_best_cores(plan: ProductPlan, tensor: str, threads: int) -> ProductPlan:
+    """The plan of a product near a block with its faster way to multiply."""
+    if not tensor or not plan.num_outputs or (tensor == "tf32" and plan.tile_k % TENSOR_DEPTHS[tensor]):
+        return plan
+    on_tensor_cores = replace(plan, tensor=tensor)
+    faster = multiply_cycles(on_tensor_cores, threads) < multiply_cycles(plan, threads)
+    return on_tensor_cores if faster else plan
+
+
+def multiply_cycles(plan: ProductPlan, threads: int) -> float:
+    """Cycles in which a block multiplies a tile whose operands lie near."""
+    m, n, k = plan.tile_m, plan.tile_n, plan.tile_k
+    if plan.tensor:
+        return tensor_tile_cycles(tensor_tile(plan, threads), m, n, plan.tensor)
+    return block_tile_cycles(block_tile(m, n, k, threads), m, n, threads)
+
+
+def near_product_us(operation: Operation, tensor: str, pieces: int, partial: bool, threads: int) -> float:
+    """Time of one piece of a product on tensor cores in a block region: operands, sums, epilogue."""
+    a, b = operation.inputs[-2:]
+    assert isinstance(a, TensorSpec) and isinstance(b, TensorSpec)
+    (m, k), n = a.shape[-2:], b.shape[-1]
+    count = a.shape[0] if a.ndim == 3 else 1
+    if partial:
+        k //= pieces
+    elif count > 1:
+        count = max(1, count // pieces)
+    else:
+        m //= pieces
+    plan = ProductPlan("block", m, n, k, m, n, k, tensor=tensor)
+    evaluated = k * (m + n) if tensor in SIXTEEN_BIT_FORMATS else 0
+    return count * (multiply_cycles(plan, threads) / _CYCLES_PER_US + (evaluated + 2 * m * n) / _NEAR_ELEMENTS_PER_US)
 
 
 def panel_depth(chunk: int) -> int:
@@ -201,30 +268,49 @@ def stream_columns(plan: ProductPlan) -> int:
     return 8
 
 
+def filled_shape(outer: int, depth: int, along_k: bool) -> tuple[int, int, int]:
+    """Rows, columns and stride of a 16-bit operand in scratch: whole steps of the depth, whole runs of 8."""
+    depth = ceil_div(depth, 16) * 16
+    rows, columns = (outer, depth) if along_k else (depth, ceil_div(outer, 8) * 8)
+    return rows, columns, columns + SIXTEEN_BIT_PAD
+
+
+def filled_bytes(plan: ProductPlan) -> int:
+    """A bound of the scratch of both operands of a 16-bit product near a block, where they are evaluated before it."""
+    total = 0
+    for outer in (plan.tile_m, plan.tile_n):
+        shapes = [filled_shape(outer, plan.tile_k, along) for along in (False, True)]
+        total += max(2 * rows * stride for rows, _, stride in shapes)
+    return total
+
+
 def block_scratch_bytes(operation: Operation, plan: ProductPlan, threads: int, evaluated: Set[str]) -> int:
     """A bound of the scratch of a product in a region, whatever is fused into it.
 
     ``evaluated`` are the buffers that may be evaluated before it rather than read where they lie.
     """
     a, b = operation.inputs[-2:]
-    total, streamed = 0, plan.split == plan.batch == 1
+    if plan.tensor in SIXTEEN_BIT_FORMATS:
+        return filled_bytes(plan) + block_sums_bytes(plan, threads, 0.0)
+    sums = block_sums_bytes(plan, threads, 0.0 if plan.split > 1 else _MAX_UNROLLED_COST + 1)
+    needs = []
     for operand, outer in ((a, plan.tile_m), (b, plan.tile_n)):
         assert isinstance(operand, TensorSpec)
-        if operand.buffer in evaluated or operand.dtype != "float32" or 1 not in operand.strides[-2:]:
-            total += 4 * panel_floats(panel_depth(outer), panel_depth(plan.tile_k))
-            streamed = streamed and operand is not b
-    plain = block_sums_bytes(plan, threads, 0.0 if plan.split > 1 else _MAX_UNROLLED_COST + 1)
-    if streamed and 4 * panel_floats(panel_depth(plan.n), panel_depth(plan.k)) > MAX_STAGED_BYTES:
+        plain = operand.buffer not in evaluated and operand.dtype == "float32" and 1 in operand.strides[-2:]
+        size = 4 * panel_floats(panel_depth(outer), panel_depth(plan.tile_k))
+        streamed = plain and operand is b and plan.split == plan.batch == 1 and size > MAX_STAGED_BYTES
+        needs.append(size if not plain or (plan.tensor and not streamed) else 0)
+    if streamed:
         columns = stream_columns(plan)
-        sums = block_sums_bytes(replace(plan, tile_n=columns), threads, _MAX_UNROLLED_COST + 1)
+        streams = block_sums_bytes(replace(plan, tile_n=columns), threads, _MAX_UNROLLED_COST + 1)
         # The operand is streamed only if the caller's memory holds it.
-        return total + max(plain, sums + stream_bytes(plan, columns))
-    return total + plain
+        return sum(needs) + max(sums, streams + stream_bytes(plan, columns))
+    return sum(needs) + sums
 
 
 @lru_cache(maxsize=1024)
 def _best_panels(
-    batch: int, shape: tuple[int, int, int], target: Target, options: Options
+    batch: int, shape: tuple[int, int, int], target: Target, options: Options, tensor: str
 ) -> tuple[float, ProductPlan] | None:
     """Estimated time and plan of the best panels, if any fit."""
     m, n, k = shape
@@ -249,6 +335,7 @@ def _best_panels(
                     4 * PANEL_PAD,
                     batch,
                 )
+                plan = _on_best_cores(plan, tensor, options.threads)
                 if panel_bytes(plan, options.threads) > min(target.shared_bytes_per_block, MAX_PANEL_BYTES):
                     continue
                 cost = _panel_cost_us(plan, target, options.threads)
@@ -261,8 +348,7 @@ def _panel_cost_us(plan: ProductPlan, target: Target, threads: int) -> float:
     """Estimated time: waves of pieces that fetch, multiply and store one after another."""
     outputs = plan.tile_m * plan.tile_n
     fetch_us = 4 * plan.tile_k * (plan.tile_m + plan.tile_n) / _PANEL_BYTES_PER_US
-    tile = block_tile(plan.tile_m, plan.tile_n, plan.tile_k, threads)
-    multiply_us = block_tile_cycles(tile, plan.tile_m, plan.tile_n, threads) / _CYCLES_PER_US
+    multiply_us = multiply_cycles(plan, threads) / _CYCLES_PER_US
     waves = ceil_div(plan.num_pieces, target.num_sms)
     piece_us = _PANEL_PIECE_US + fetch_us + multiply_us + outputs * _PANEL_OUTPUT_US
     # A stage has other tasks, too, which wait for multiprocessors.
@@ -401,12 +487,89 @@ def block_tile(m: int, n: int, k: int, threads: int) -> BlockTile:
     return best[1]
 
 
+@dataclass(frozen=True)
+class TensorTile:
+    """How the warps of a block share a product on tensor cores: sums of 16 x 8 ``units`` at a time.
+
+    ``swapped``: the 16 lie along n, and the units along m. Warp ``w`` is number ``w % 2**log_m`` along the 16s,
+    ``w // 2**log_m % 2**log_n`` along the units, then one of ``groups`` along the depth, each of which has ``depth``.
+    """
+
+    swapped: bool
+    units: int
+    log_m: int
+    log_n: int
+    groups: int
+    depth: int
+
+
+def tensor_sums_stride(plan: ProductPlan) -> int:
+    """Floats between rows of the sums in shared memory."""
+    return plan.tile_n + PANEL_PAD
+
+
+def tensor_tile(plan: ProductPlan, threads: int) -> TensorTile:
+    """The fastest use of a block's warps by a count of cycles."""
+    return _tensor_tile(plan.tile_m, plan.tile_n, plan.tile_k, plan.tensor, threads // 32)
+
+
+@lru_cache(maxsize=4096)
+def _tensor_tile(m: int, n: int, k: int, tensor: str, warps: int) -> TensorTile:
+    best: tuple[float, TensorTile] | None = None
+    steps = ceil_div(k, TENSOR_DEPTHS[tensor])
+    for swapped in (False, True):
+        rows, columns = (n, m) if swapped else (m, n)
+        for units in _TENSOR_STEP_CYCLES[tensor]:
+            if units > 2 and columns <= 4 * units:
+                continue
+            tiles_m, tiles_n = ceil_div(rows, 16), ceil_div(columns, 8 * units)
+            for log_m in range(warps.bit_length()):
+                for log_n in range(warps.bit_length() - log_m):
+                    if (1 << log_m) >= 2 * tiles_m or (1 << log_n) >= 2 * tiles_n:
+                        continue
+                    most = min(warps >> (log_m + log_n), steps)
+                    for groups in sorted({1, most}):
+                        own = ceil_div(steps, groups)
+                        tile = TensorTile(
+                            swapped, units, log_m, log_n, ceil_div(steps, own), own * TENSOR_DEPTHS[tensor]
+                        )
+                        cost = tensor_tile_cycles(tile, m, n, tensor)
+                        if best is None or cost < best[0]:
+                            best = (cost, tile)
+    assert best is not None
+    return best[1]
+
+
+def tensor_tile_cycles(tile: TensorTile, m: int, n: int, tensor: str) -> float:
+    """Cycles of a multiprocessor: rounds of steps, each one warp's chain and the issue of all warps; then the sums."""
+    rows, columns = (n, m) if tile.swapped else (m, n)
+    tiles_m, tiles_n = ceil_div(rows, 16), ceil_div(columns, 8 * tile.units)
+    rounds = ceil_div(tiles_m, 1 << tile.log_m) * ceil_div(tiles_n, 1 << tile.log_n)
+    active = min(tiles_m, 1 << tile.log_m) * min(tiles_n, 1 << tile.log_n) * tile.groups
+    chain, issue = _TENSOR_STEP_CYCLES[tensor][tile.units]
+    steps = tile.depth / TENSOR_DEPTHS[tensor]
+    stored = 2 * tile.groups * m * n / 32
+    return _TENSOR_START_CYCLES + rounds * (_TENSOR_ROUND_CYCLES + steps * (chain + issue * active)) + stored
+
+
+def stores_pairs(plan: ProductPlan, threads: int, epilogue_cost: float) -> bool:
+    """Whether the epilogue of a product on tensor cores takes its sums from registers, two neighbours at a time."""
+    if not plan.tensor or plan.tile_n % 2:
+        return False
+    tile = tensor_tile(plan, threads)
+    return tile.groups == 1 and not tile.swapped and 4 * tile.units * epilogue_cost <= _MAX_PAIRS_COST
+
+
 def block_sums_bytes(plan: ProductPlan, threads: int, epilogue_cost: float) -> int:
     """Shared memory through which the sums of a block product go to the epilogue; 0: from registers.
 
     A thread has several sums, each of which repeats the epilogue's text: worth it where that is cheap
     (``epilogue_cost`` in the unit of ``Op.cost``; a plain store costs nothing) or the sums are few.
     """
+    if plan.tensor:
+        if stores_pairs(plan, threads, epilogue_cost):
+            return 0
+        return 4 * tensor_tile(plan, threads).groups * plan.tile_m * tensor_sums_stride(plan)
     tile = block_tile(plan.tile_m, plan.tile_n, plan.tile_k, threads)
     outputs = plan.tile_m * plan.tile_n
     copies = tile.micro_m * tile.micro_n
@@ -506,7 +669,7 @@ def plan_reduction(operation: Operation, target: Target, options: Options) -> Re
     if "pieces" in operation.attrs:
         pieces = operation.attrs["pieces"]
         if operation.op == "reduce_partials":
-            path = _path_of_piece(rows, count // pieces, by_columns, options)
+            path = _path_of_piece(rows, count // pieces // operation.attrs.get("slices", 1), by_columns, options)
             return ReductionPlan(path, rows, count, pieces, count // pieces, _rows_together(path, options))
         path = _path_of_piece(rows // pieces, count, by_columns, options)
         return ReductionPlan(path, rows, count, 1, count, _rows_together(path, options))

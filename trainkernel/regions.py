@@ -14,17 +14,26 @@ alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 from trainkernel.access import AccessWalker
 from trainkernel.alignment import PARTIAL, ROW, accesses, by_alignment
 from trainkernel.arithmetic import domain_of, kind_of, scale_of
+from trainkernel.dtypes import DTYPES
 from trainkernel.ir import Item, Operation, Program, TensorSpec
 from trainkernel.ops import OPS
 from trainkernel.options import Options
-from trainkernel.products import SPLIT_REDUCTIONS, block_scratch_bytes, plan_product, product_cost_us
+from trainkernel.products import (
+    SPLIT_REDUCTIONS,
+    block_scratch_bytes,
+    near_product_us,
+    plan_product,
+    product_cost_us,
+    tensor_format,
+)
 from trainkernel.target import Target
 
 REGION_THREADS = 512
@@ -36,6 +45,7 @@ _SLAB_SHARE = 1.2
 _SHARED_SHARE = 0.8
 _FAR_BYTES_PER_US = 1.0e4
 _MAX_WAVES = 2
+_SLICE_ROWS = (256, 128, 64)
 # Time of a part of a piece, microseconds, with 256 threads on one SM; measured on an H200.
 _PART_US = 0.25
 _BLOCK_FLOPS_PER_US = 1.8e5
@@ -50,10 +60,27 @@ _PARTIAL_BYTES_PER_US = 3.0e6
 
 @dataclass(frozen=True)
 class Split:
-    """A label, and the number of pieces (a divisor of it) into which its rows are cut."""
+    """A label, and the number of pieces (a divisor of it) into which its rows are cut.
+
+    A block computes ``slices`` consecutive pieces, one after another, and adds up one partial result of them.
+    """
 
     label: int
     pieces: int
+    slices: int = 1
+
+    @staticmethod
+    def over(label: int, pieces: int, num_sms: int) -> Split:
+        """The split whose blocks run at the same time."""
+        for slices in range(1, pieces // 2 + 1):
+            if pieces % slices == 0 and pieces // slices <= num_sms:
+                return Split(label, pieces, slices)
+        return Split(label, pieces)
+
+    @property
+    def partials(self) -> int:
+        """Partial results of a sum over all rows, each of one block."""
+        return self.pieces // self.slices
 
     @property
     def rows(self) -> int:
@@ -61,7 +88,8 @@ class Split:
         return self.label // self.pieces
 
     def __str__(self) -> str:
-        return f"{self.pieces} pieces of {self.rows} rows"
+        slices = f", {self.slices} for each block" if self.slices > 1 else ""
+        return f"{self.pieces} pieces of {self.rows} rows{slices}"
 
 
 @dataclass(frozen=True)
@@ -94,12 +122,12 @@ def plan_region(program: Program, target: Target, options: Options) -> RegionPla
     best_us = model.total_us(None) if asked is None else float("inf")
     best: RegionPlan | None = None
     for label in _labels(program, operations):
-        choices = list(_divisors(label, _MAX_WAVES * target.num_sms)) if asked is None else _asked(label, asked)
+        choices = list(_divisors(label, target.num_sms)) if asked is None else _asked(label, asked)
         if not choices:
             continue
         for rows, partials in _classifications(Cuts(program, label), model, choices):
             for pieces in choices if rows else ():
-                plan = RegionPlan(Split(label, pieces), rows, partials)
+                plan = RegionPlan(Split.over(label, pieces, target.num_sms), rows, partials)
                 cost = model.total_us(plan)
                 if cost < best_us - 1e-9 and model.fits(plan):
                     best_us, best = cost, plan
@@ -131,13 +159,17 @@ def _num_elements(operation: Operation) -> int:
     return sum(spec.num_elements for spec in operation.outputs)
 
 
-def _divisors(label: int, limit: int) -> Iterator[int]:
+def _divisors(label: int, num_sms: int) -> Iterator[int]:
     """Numbers of pieces worth a look, fewest first; one piece of a label is the label 1."""
     if label == 1:
         yield 1
+    limit = _MAX_WAVES * num_sms
     for pieces in range(2, min(label, limit) + 1):
         if label % pieces == 0 and 8 * pieces >= min(label, limit):
             yield pieces
+    for rows in _SLICE_ROWS:
+        if label % rows == 0 and label // rows > limit:
+            yield label // rows
 
 
 def _asked(label: int, pieces: int) -> list[int]:
@@ -211,9 +243,10 @@ class _Classification:
     """One walk: every operation takes the first role whose reads stay in its own rows.
 
     ``weak`` rows come from no operand with rows of its own (a mask, a function of weights alone);
-    one that an operation with rows reads elsewhere than in its own is ``misread``, and better whole.
-    ``shallow`` rows are pointwise functions of inputs alone (a moment times its decay): no reason to cut
-    what continues a result of the whole grid.
+    one of these or a ``shallow`` one that an operation with rows reads elsewhere than in its own is ``misread``, and
+    better whole. ``shallow`` rows are pointwise functions of inputs alone (a moment times its decay): no reason to cut
+    what continues a result of the whole grid. ``free`` is what every block can evaluate of inputs alone (a weight
+    rounded to 16 bits).
     """
 
     def __init__(self, cuts: Cuts, whole: set[str], outside: frozenset[str]) -> None:
@@ -223,20 +256,25 @@ class _Classification:
         self._weak: set[str] = set()
         self._shallow: set[str] = set()
         self._partials: set[str] = set()
+        self._free: set[str] = set()
         self.misread: set[str] = set()
         for operation in cuts.operations:
             if operation.outputs[0].buffer not in whole:
                 self._place(operation)
+            self._note_free(operation)
 
     def _place(self, operation: Operation) -> None:
         operands = {spec.buffer for spec in operation.tensor_inputs}
         read_rows = operands & self._rows
         strangers = operands - self._rows - self._cuts.inputs.keys() - self._outside
+        if kind_of(operation) != "pointwise":
+            strangers -= self._free
         if (read_rows - self._shallow) or (operands & self._outside) or not strangers:
             reads = self._cuts.reads(operation, ROW)
             if reads is not None:
                 own, astray = reads
-                if astray & self._rows and astray & self._rows <= self._weak and read_rows - self._weak:
+                vague = self._weak | self._shallow
+                if astray & self._rows and astray & self._rows <= vague and self._has_rows(read_rows - vague, own):
                     self.misread |= astray & self._rows
                 if not astray & self._rows and (own & self._outside or not strangers or own & self._rows):
                     self._take(operation, read_rows, own)
@@ -246,11 +284,20 @@ class _Classification:
             if reads is not None and reads[0] & (self._rows | self._outside) and not reads[1] & self._rows:
                 self._partials.add(operation.outputs[0].buffer)
 
+    def _has_rows(self, read: set[str], own: frozenset[str]) -> bool:
+        """Whether what an operation reads by rows is rows of the batch: of an input, or of others that have them."""
+        return bool(read) or bool(own & self._outside) or self._cuts.has_row_of_input(own)
+
+    def _note_free(self, operation: Operation) -> None:
+        operands = {spec.buffer for spec in operation.tensor_inputs}
+        if kind_of(operation) == "pointwise" and operands <= self._cuts.inputs.keys() | self._free:
+            self._free |= {spec.buffer for spec in operation.outputs} - self._rows
+
     def _take(self, operation: Operation, read_rows: set[str], own: frozenset[str]) -> None:
         """An operation computed row by row."""
         outputs = {spec.buffer for spec in operation.outputs}
         self._rows |= outputs
-        if not (read_rows - self._weak) and not own & self._outside and not self._cuts.has_row_of_input(own):
+        if not self._has_rows(read_rows - self._weak, own):
             self._weak |= outputs
         if kind_of(operation) == "pointwise" and read_rows <= self._shallow and not own & self._outside:
             self._shallow |= outputs
@@ -281,7 +328,7 @@ def _computed_in_block(operation: Operation, label: int) -> bool:
 def _may_be_partial(operation: Operation) -> bool:
     if kind_of(operation) == "product":
         plain = len(operation.tensor_inputs) == 2 and scale_of(operation, "alpha") == 1
-        return plain and is_block_product(operation) and operation.outputs[0].dtype == "float32"
+        return plain and is_block_product(operation)
     return operation.op in SPLIT_REDUCTIONS
 
 
@@ -312,6 +359,7 @@ class _ItemCost:
     stage_us: float
     read_whole: tuple[str, ...]
     leading: Mapping[str, int]
+    tensor: str = ""
 
     @staticmethod
     def of(item: Item, target: Target, options: Options) -> _ItemCost:
@@ -332,7 +380,14 @@ class _ItemCost:
             _stage_us(item, target, options),
             _read_whole(item),
             {spec.buffer: spec.shape[0] if spec.ndim else 0 for spec in item.tensor_inputs},
+            _format_of(item, options) if kind == "product" else "",
         )
+
+
+def _format_of(product: Operation, options: Options) -> str:
+    a, b = product.inputs[-2:]
+    assert isinstance(a, TensorSpec) and isinstance(b, TensorSpec)
+    return tensor_format(a, b, options)
 
 
 class RegionCost:
@@ -340,25 +395,30 @@ class RegionCost:
 
     def __init__(self, program: Program, target: Target, options: Options) -> None:
         self._target, self._options = target, options
+        self._threads = options.threads_per_block or REGION_THREADS
         self._items = [_ItemCost.of(item, target, options) for item in program.operations]
-        self._sizes = {spec.buffer: 4 * spec.num_elements for spec in program.buffers()}
+        self._sizes = {spec.buffer: DTYPES[spec.dtype].itemsize_bytes * spec.num_elements for spec in program.buffers()}
 
     def fits(self, plan: RegionPlan) -> bool:
         """Whether shared memory holds what each product of the region needs, whatever will be fused."""
-        threads = self._options.threads_per_block or REGION_THREADS
         evaluated = {item.name for item in self._items if item.kind == "pointwise" or item.name not in plan.rows}
-        for item in self._items:
-            operation = item.operation
-            if operation is None or not plan.has(item.name):
-                continue
-            if item.kind != "product" or not is_block_product(operation):
-                continue
-            kind = "product_partials" if item.name in plan.partials else operation.op
-            attrs = {**operation.attrs, "pieces": plan.split.pieces}
-            piece = plan_product(replace(operation, op=kind, attrs=attrs), self._target, self._options)
-            if block_scratch_bytes(operation, piece, threads, evaluated) > self._target.shared_bytes_per_block:
-                return False
-        return True
+        return all(
+            self._scratch_bytes(item, plan, evaluated) <= self._target.shared_bytes_per_block
+            for item in self._items
+            if plan.has(item.name)
+        )
+
+    def _scratch_bytes(self, item: _ItemCost, plan: RegionPlan, evaluated: Set[str]) -> int:
+        """A bound of the scratch of a product in a piece (``evaluated`` as for ``block_scratch_bytes``); else 0."""
+        operation = item.operation
+        if operation is None or item.kind != "product" or not is_block_product(operation):
+            return 0
+        kind = "product_partials" if item.name in plan.partials else operation.op
+        attrs: dict[str, Any] = {**operation.attrs, "pieces": plan.split.pieces}
+        if item.name in plan.partials:
+            attrs |= {"pieces": plan.split.partials, "slices": plan.split.slices}
+        piece = plan_product(replace(operation, op=kind, attrs=attrs), self._target, self._options)
+        return block_scratch_bytes(operation, piece, self._threads, evaluated)
 
     def largest_products(self) -> list[Operation]:
         """The products that do most of the work, largest first."""
@@ -374,27 +434,33 @@ class RegionCost:
 
     def best_us(self, label: int, choices: list[int], rows: frozenset[str], partials: frozenset[str]) -> float:
         """The least time over several numbers of pieces."""
-        return min(self.total_us(RegionPlan(Split(label, pieces), rows, partials)) for pieces in choices)
+        splits = (Split.over(label, pieces, self._target.num_sms) for pieces in choices)
+        return min(self.total_us(RegionPlan(split, rows, partials)) for split in splits)
 
     def _pieces_us(self, plan: RegionPlan) -> float:
         """One wave of pieces after another, and the partial results that they leave."""
         split = plan.split
-        waves = -(-split.pieces // self._target.num_sms)
+        waves = split.slices * -(-split.partials // self._target.num_sms)
         inside = [item for item in self._items if plan.has(item.name)]
         piece_us, partial_bytes, slab_bytes = _REGION_US, 0, 0
         for item in inside:
             partial = item.name in plan.partials
             if partial:
-                partial_bytes += 4 * split.pieces * item.num_elements
+                partial_bytes += 4 * split.partials * item.num_elements
+                piece_us += (split.slices > 1) * 4 * item.num_elements / _BLOCK_BYTES_PER_US  # adds to what is there
             elif item.kind != "pointwise":
-                slab_bytes += 4 * item.num_elements // split.pieces
-            piece_us += _part_us(item, split.pieces, partial)
+                slab_bytes += self._sizes[item.name] // split.pieces
+            piece_us += _part_us(item, split.pieces, partial, self._threads)
         if split.pieces > 1 and slab_bytes > _SLAB_SHARE * self._target.shared_bytes_per_block:
             return float("inf")  # values would go through device memory, part by part
         kept_bytes, streamed_bytes = self._bytes_from_outside(inside, plan)
-        far_bytes = max(0.0, slab_bytes + kept_bytes - _SHARED_SHARE * self._target.shared_bytes_per_block)
+        room_bytes = _SHARED_SHARE * self._target.shared_bytes_per_block
+        scratch_bytes = max((self._scratch_bytes(item, plan, frozenset()) for item in inside if item.tensor), default=0)
+        if scratch_bytes:
+            room_bytes = self._target.shared_bytes_per_block - scratch_bytes
+        far_bytes = max(0.0, slab_bytes + kept_bytes - room_bytes)
         piece_us += far_bytes / _FAR_BYTES_PER_US
-        blocks = min(split.pieces, self._target.num_sms)
+        blocks = min(split.partials, self._target.num_sms)
         moved_us = max(
             kept_bytes / _BLOCK_BYTES_PER_US + streamed_bytes / _STREAM_BYTES_PER_US,
             blocks * (kept_bytes + streamed_bytes) / _L2_BYTES_PER_US,
@@ -455,9 +521,12 @@ def _read_whole(operation: Operation) -> tuple[str, ...]:
     return tuple(spec.buffer for spec in operation.tensor_inputs[:-2] + operation.tensor_inputs[-1:])
 
 
-def _part_us(item: _ItemCost, pieces: int, partial: bool) -> float:
+def _part_us(item: _ItemCost, pieces: int, partial: bool, threads: int) -> float:
     if item.kind == "product":
         stored = item.num_elements if partial else item.num_elements / pieces
+        if item.tensor:
+            assert item.operation is not None
+            return _PART_US + near_product_us(item.operation, item.tensor, pieces, partial, threads)
         return _PART_US + item.flops / pieces / _BLOCK_FLOPS_PER_US + 4 * stored / _BLOCK_BYTES_PER_US
     if item.kind in ("reduction", "scan"):
         return _PART_US + item.read_elements / pieces / _BLOCK_EVALUATIONS_PER_US

@@ -41,10 +41,20 @@ class ArenaPlace:
 
 @dataclass(frozen=True)
 class SharedPlace:
-    """In the shared memory of the block that computes the rows: a piece's own elements from a byte offset on."""
+    """In the shared memory of the block that computes the rows: a piece's own elements from a byte offset on.
+
+    After every ``row`` elements ``padding`` more are left free, if there is padding.
+    """
 
     offset_bytes: int
     own_elements: int
+    row: int = 1
+    padding: int = 0
+
+    @property
+    def size(self) -> int:
+        """Elements with their padding."""
+        return self.own_elements + self.own_elements // self.row * self.padding
 
 
 Place: TypeAlias = InputPlace | OutputPlace | ArenaPlace | SharedPlace
@@ -211,6 +221,16 @@ class BlockRegion:
     shared: SharedLayout
     copies: tuple[tuple[Staged, ...], ...]
     scratch: tuple[str | None, ...]
+
+    @property
+    def partial(self) -> str:
+        """The C variable that counts the partial results of sums over the label."""
+        return "piece" if self.split.slices == 1 else "partial"
+
+    @property
+    def adds(self) -> str | None:
+        """The C condition under which a partial result is added to what the block's pieces before left there."""
+        return f"piece % {self.split.slices} != 0" if self.split.slices > 1 else None
 
 
 def runs_whole(part: Task) -> bool:

@@ -19,9 +19,13 @@ from trainkernel.ops import OPS
 from trainkernel.products import (
     MAX_STAGED_BYTES,
     PANEL_PAD,
+    SIXTEEN_BIT_FORMATS,
+    SIXTEEN_BIT_PAD,
+    TENSOR_DEPTHS,
     ProductPlan,
     ReductionPlan,
     block_sums_bytes,
+    filled_bytes,
     panel_depth,
     stream_bytes,
     stream_columns,
@@ -30,7 +34,9 @@ from trainkernel.regions import Split
 from trainkernel.schedule import ArenaPlace, Place, SharedLayout, SharedPlace, Staged, Task, runs_whole
 
 _ALIGNMENT_BYTES = 128
+_BANKS_APART = 16
 _MAX_WHOLE_ELEMENTS = 1024
+_MAX_EVALUATED_ELEMENTS = 32 * 1024
 _STAGED_DTYPES = ("float32", "int32", "uint32")
 _MAX_ROW_STRIDE = 2**29
 _MAX_REDUCTION_SCRATCH_BYTES = 16 * 1024
@@ -72,15 +78,27 @@ class RegionParts:
         """Whether a buffer is stored by others, in device memory."""
         return name not in self.written and name in self.places and name not in self.scalars
 
-    def slab_bytes(self, name: str) -> int:
-        """Size of the rows of one piece."""
+    def slab(self, name: str) -> SharedPlace:
+        """The rows of one piece at byte 0, padded where tensor cores read eight of them at once."""
         spec = self.declared[name]
-        return spec.num_elements // self.split.pieces * DTYPES[spec.dtype].itemsize_bytes
+        own = spec.num_elements // self.split.pieces
+        row = spec.shape[-1] if spec.ndim else 1
+        views = [(part, view) for part in self.parts for view in _product_operands(part) if view.buffer == name]
+        padded = row % _BANKS_APART == 0 and own % row == 0 and all(_keeps_rows(*each, row) for each in views)
+        if padded and any(isinstance(part.plan, ProductPlan) and part.plan.tensor for part, _ in views):
+            return SharedPlace(0, own, row, SIXTEEN_BIT_PAD if spec.dtype in SIXTEEN_BIT_FORMATS else PANEL_PAD)
+        return SharedPlace(0, own)
+
+    def bytes_of(self, name: str, slab: SharedPlace) -> int:
+        """Size of a slab."""
+        return slab.size * DTYPES[self.declared[name].dtype].itemsize_bytes
 
     def wishes(self, number: int) -> list[Staged]:
         """Copies that part ``number`` would like to find in shared memory."""
-        part, wishes, matrices = self.parts[number], [], set()
+        part, wishes, matrices, limit = self.parts[number], [], set(), _MAX_WHOLE_ELEMENTS
         if isinstance(part.plan, ProductPlan) and part.plan.path == "block" and part.root is not None:
+            if part.plan.tensor in SIXTEEN_BIT_FORMATS:
+                limit = _MAX_EVALUATED_ELEMENTS
             for position, operand in enumerate(part.root.inputs[-2:]):
                 assert isinstance(operand, TensorSpec)
                 copy = staged_matrix(part, position, self.split)
@@ -89,9 +107,29 @@ class RegionParts:
                     matrices.add(operand.buffer)
         for name in part.reads:
             if self.is_outside(name) and name not in matrices and self.declared[name].dtype in _STAGED_DTYPES:
-                copy = staged_elements(self.declared[name], name in self.aligned[number], self.split)
+                copy = staged_elements(self.declared[name], name in self.aligned[number], self.split, limit)
                 wishes += [copy] if copy is not None else []
         return wishes
+
+
+def _product_operands(part: Task) -> tuple[TensorSpec, ...]:
+    """Both operands of a block product, each with its outer dim before the depth."""
+    if not isinstance(part.plan, ProductPlan) or part.plan.path != "block" or part.root is None:
+        return ()
+    a, b = part.root.inputs[-2:]
+    assert isinstance(a, TensorSpec) and isinstance(b, TensorSpec)
+    return a, b.mT
+
+
+def _keeps_rows(part: Task, view: TensorSpec, row: int) -> bool:
+    """Whether a block product's operand steps over whole rows of its buffer, and goes along one of them."""
+    assert isinstance(part.plan, ProductPlan)
+    strides, sizes = view.strides, view.shape
+    if part.plan.split > 1 and strides[-1] % row:
+        return False
+    along = [size for stride, size in zip(strides, sizes, strict=True) if stride == 1 and size > 1]
+    whole = all(stride % row == 0 for stride, size in zip(strides, sizes, strict=True) if stride != 1 and size > 1)
+    return whole and len(along) <= 1 and view.offset % row + max(along, default=1) <= row
 
 
 def lay_out(region: RegionParts, private: Iterable[str], limit_bytes: int) -> SharedLayout:
@@ -103,10 +141,11 @@ def lay_out(region: RegionParts, private: Iterable[str], limit_bytes: int) -> Sh
     for name in sorted(private, key=lambda name: (region.written[name], name)):
         first = region.written[name]
         last = max((number for number, part in enumerate(parts) if name in part.reads), default=first)
-        interval = _place(taken, region.slab_bytes(name), first, last, limit_bytes)
+        slab = region.slab(name)
+        interval = _place(taken, region.bytes_of(name, slab), first, last, limit_bytes)
         if interval is not None:
             taken.append(interval)
-            slabs[name] = SharedPlace(interval.start, region.declared[name].num_elements // split.pieces)
+            slabs[name] = replace(slab, offset_bytes=interval.start)
     wanted: dict[Staged, int] = {}
     for number in range(len(parts)):
         for copy in region.wishes(number):
@@ -130,20 +169,30 @@ def epilogue_cost(part: Task) -> float:
     return scaled + sum(OPS[member.op].cost + 1 for member in part.members if member.op in OPS)
 
 
-def is_read_in_place(operand: TensorSpec, is_stored: bool) -> bool:
-    """Whether a block product can read an operand where it lies: float32, with a contiguous dim."""
-    return is_stored and operand.dtype == "float32" and 1 in operand.strides[-2:]
+def is_read_in_place(operand: TensorSpec, is_stored: bool, tensor: str) -> bool:
+    """Whether a block product can read an operand where it lies, with a contiguous dim, in the format that it takes.
+
+    Tensor cores take 16-bit elements in whole runs of 8.
+    """
+    if not is_stored or 1 not in operand.strides[-2:]:
+        return False
+    if tensor not in SIXTEEN_BIT_FORMATS:
+        return operand.dtype == "float32"
+    along = operand.shape[-1 if operand.strides[-1] == 1 else -2]
+    return operand.dtype == tensor and along % 8 == 0 and operand.shape[-1] % TENSOR_DEPTHS[tensor] == 0
 
 
-def _filled_bytes(region: RegionParts, part: Task) -> int:
-    """Scratch for the operands of a block product that are evaluated before it."""
+def _filled_bytes(region: RegionParts, part: Task, count: int = 2) -> int:
+    """A bound of the scratch for the first operands of a block product that are evaluated before it."""
     plan, root = part.plan, part.root
     assert isinstance(plan, ProductPlan) and root is not None
+    if plan.tensor in SIXTEEN_BIT_FORMATS:
+        return filled_bytes(plan)
     total = 0
-    for operand, outer in zip(root.inputs[-2:], (plan.tile_m, plan.tile_n), strict=True):
+    for operand, outer in list(zip(root.inputs[-2:], (plan.tile_m, plan.tile_n), strict=True))[:count]:
         assert isinstance(operand, TensorSpec)
         stored = operand.buffer in region.places and operand.buffer not in region.scalars
-        if not is_read_in_place(operand, stored):
+        if plan.tensor or not is_read_in_place(operand, stored, ""):
             total += 4 * max(outer * filled_stride(plan.tile_k), plan.tile_k * filled_stride(outer))
     return total
 
@@ -165,7 +214,7 @@ def _scratch_bytes(region: RegionParts, part: Task) -> int:
         columns = stream_columns(plan)
         tile = replace(plan, tile_n=columns)
         streamed = stream_bytes(plan, columns)
-        return _filled_bytes(region, part) + streamed + block_sums_bytes(tile, region.threads, epilogue_cost(part))
+        return _filled_bytes(region, part, 1) + streamed + block_sums_bytes(tile, region.threads, epilogue_cost(part))
     return _filled_bytes(region, part) + block_sums_bytes(plan, region.threads, epilogue_cost(part))
 
 
@@ -173,7 +222,7 @@ def is_streamed(part: Task, split: Split) -> bool:
     """Whether a block product fetches its second operand, too large to stay, a few columns at a time."""
     plan = part.plan
     assert isinstance(plan, ProductPlan)
-    if plan.split > 1 or plan.batch > 1:
+    if plan.split > 1 or plan.batch > 1 or plan.tensor in SIXTEEN_BIT_FORMATS:
         return False
     copy = staged_matrix(part, 1, split)
     return copy is not None and copy.size_bytes > MAX_STAGED_BYTES
@@ -230,14 +279,16 @@ def staged_matrix(part: Task, position: int, split: Split) -> Staged | None:
     return Staged(operand.buffer, operand.offset, count * rows, columns, row_stride, piece_stride, "float32", PANEL_PAD)
 
 
-def staged_elements(spec: TensorSpec, aligned: bool, split: Split) -> Staged | None:
-    """The copy of a buffer's rows of a piece, or of a small whole buffer; None for a large one."""
+def staged_elements(
+    spec: TensorSpec, aligned: bool, split: Split, limit: int = _MAX_EVALUATED_ELEMENTS
+) -> Staged | None:
+    """The copy of a buffer's rows of a piece, or of a whole buffer of at most ``limit`` elements; None for others."""
     if not spec.is_dense or spec.offset:
         return None
     if aligned and split.label > 1:
         own = spec.num_elements // split.pieces
         return Staged(spec.buffer, 0, 1, own, own, own, spec.dtype, 0)
-    if spec.num_elements <= _MAX_WHOLE_ELEMENTS:
+    if spec.num_elements <= limit:
         return Staged(spec.buffer, 0, 1, spec.num_elements, spec.num_elements, 0, spec.dtype, 0)
     return None
 
@@ -332,6 +383,6 @@ def scratch_use(region: RegionParts, part: Task) -> str | None:
 def _where(region: RegionParts, name: str, layout: SharedLayout) -> tuple[str, int, int]:
     slab = layout.slabs.get(name)
     if slab is not None:
-        return "shared", slab.offset_bytes, slab.offset_bytes + region.slab_bytes(name)
+        return "shared", slab.offset_bytes, slab.offset_bytes + region.bytes_of(name, slab)
     place = region.places[name]
     return (f"arena {name}" if isinstance(place, ArenaPlace) else str(place)), 0, 1

@@ -32,6 +32,7 @@ def generate(
     threads_per_block: int | None = None,
     inline_input_casts: bool | None = None,
     region_pieces: int | None = None,
+    precision: str | None = None,
     stamps: bool | None = None,
     inplace_outputs: Mapping[int, int] | None = None,
 ) -> GeneratedKernel:
@@ -72,6 +73,7 @@ def generate(
             "threads_per_block": threads_per_block,
             "inline_input_casts": inline_input_casts,
             "region_pieces": region_pieces,
+            "precision": precision,
             "stamps": stamps,
         }
     )

@@ -59,4 +59,15 @@ class TaskBody(ABC):
 
     def _store(self, buffer: str, value: str, element: Index) -> str:
         storage = self.frame.storage(buffer)
-        return store(self.scope.pointer(buffer, storage, const=False), element, value, storage.dtype)
+        return store(self.scope.pointer(buffer, storage, const=False), storage.place(element), value, storage.dtype)
+
+    def _stored(self, buffer: str, element: Index) -> str:
+        """The C expression of what a buffer that the task writes holds so far, in memory's type."""
+        storage = self.frame.storage(buffer)
+        return f"{self.scope.pointer(buffer, storage, const=False)}[{storage.place(element)}]"
+
+    def _partial_result(self) -> list[str]:
+        """The number of the partial result that a piece adds to, where it is not the piece's own."""
+        if self.region is None or self.region.adds is None:
+            return []
+        return [f"const int {self.region.partial} = piece / {self.region.split.slices};"]

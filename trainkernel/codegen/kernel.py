@@ -36,6 +36,7 @@ _TEMPLATES = (
     "product_tensor",
     "product_pipeline",
     "block_product",
+    "tensor_sums",
     "staged",
     "stamps",
     "functions",
@@ -240,12 +241,19 @@ class _Body:
         mark = f"TK_TASK({stage}, {len(self.tasks)});"
         if common:  # a block without a piece would not wait for its copies
             self.lines += [
-                f"{indent}{line}" for line in block(f"if (blockIdx.x < {region.split.pieces})", [mark, *common])
+                f"{indent}{line}" for line in block(f"if (blockIdx.x < {region.split.partials})", [mark, *common])
             ]
+        slices = region.split.slices
         self.lines += [
             "#pragma unroll 1",
-            f"{indent}for (int piece = blockIdx.x; piece < {region.split.pieces}; piece += gridDim.x) {{",
+            f"{indent}for (int {region.partial} = blockIdx.x; {region.partial} < {region.split.partials}; "
+            f"{region.partial} += gridDim.x) {{",
         ]
+        if slices > 1:
+            self.lines += [
+                "#pragma unroll 1",
+                f"{indent}for (int piece = partial * {slices}; piece < (partial + 1) * {slices}; ++piece) {{",
+            ]
         self.lines += [f"{inner}{line}" for line in ([mark, *own] if own else [])]
         if fetches:
             self.lines.append(f"{inner}tk_cp_async_commit();")
@@ -260,7 +268,7 @@ class _Body:
             self.lines += [f"{inner}{mark}", f"{inner}{call}"]
         if region.waits[-1]:
             self.lines.append(f"{inner}__syncthreads();  // the next piece takes the same shared memory")
-        self.lines.append(f"{indent}}}")
+        self.lines += [f"{indent}}}"] * (2 if slices > 1 else 1)
         self.shared_in_use = self.shared_bytes > 0
 
     def loop(self, task: Task, frame: Frame, indent: str) -> None:

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from trainkernel.access import AccessWalker
+from trainkernel.access import AccessWalker, cast_source
 from trainkernel.arithmetic import domain_of, scale_of
+from trainkernel.codegen import near
 from trainkernel.codegen.bodies import TaskBody
 from trainkernel.codegen.conversions import C_TYPES
+from trainkernel.codegen.near import Epilogue, NearOperand, multiply
 from trainkernel.codegen.regions import BlockProduct
 from trainkernel.codegen.text import block, flag, function_object
 from trainkernel.codegen.values import ValueScope
 from trainkernel.indexing import ZERO, Index, Variable, delinearize, linearize, variable
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.ops import literal
-from trainkernel.products import (
-    GROUPED_ROWS,
-    PANEL_PAD,
-    ProductPlan,
-    block_sums_bytes,
-    block_tile,
-    ceil_div,
-    pipeline_stages,
-)
+from trainkernel.products import GROUPED_ROWS, PANEL_PAD, ProductPlan, ceil_div, pipeline_stages
 from trainkernel.shared import epilogue_cost, is_streamed
 
 _LARGE_TILE = 4096
@@ -49,7 +44,7 @@ class ProductBody(TaskBody):
 
     def _block(self, plan: ProductPlan, root: Operation) -> list[str]:
         assert self.region is not None
-        self.templates.add("block_product")
+        self.templates |= near.templates(plan)
         if is_streamed(self.task, self.region.split):
             self.templates |= {"product_operand", "product_tile"}
         a, b = self._operands(root)
@@ -61,7 +56,7 @@ class ProductBody(TaskBody):
         )
         lines = product.emit(self._store_functions, self._epilogue_batch)
         self.shared_bytes = product.scratch_bytes
-        return lines
+        return [*(self._partial_result() if root.op == "product_partials" else []), *lines]
 
     def _operands(self, root: Operation) -> tuple[TensorSpec, TensorSpec]:
         a, b = root.inputs[-2:]
@@ -182,41 +177,33 @@ class ProductBody(TaskBody):
 
     def _panels(self, plan: ProductPlan, root: Operation) -> list[str]:
         """A tile whose operands are fetched over their whole depth at once."""
-        self.templates |= {"product_operand", "product_tile", "block_product"}
+        self.templates |= {"product_operand", "product_tile"} | near.templates(plan)
         lines, operands, alongs, batch = self._tile_operands(plan, root)
-        pointers, strides = [], []
+        panels = []
         for operand, along, outer, name in zip(operands, alongs, (plan.tile_m, plan.tile_n), "mn", strict=True):
             stride = (plan.tile_k if along else outer) + PANEL_PAD
-            pointers.append(f"(float*)(shared + {self.shared_bytes})")
+            pointer = f"(float*)(shared + {self.shared_bytes})"
             sizes = f"{outer}, {plan.tile_k}, {self.threads}, {stride}, {flag(along)}"
             bounds = f"{name}0, {getattr(plan, name)}, {self._begin}, {self._end}"
-            lines.append(f"tk_tile_fill<{sizes}>({pointers[-1]}, {bounds}, {operand});")
-            strides.append(f"{stride}, {flag(along)}")
+            lines.append(f"tk_tile_fill<{sizes}>({pointer}, {bounds}, {operand});")
+            panels.append(NearOperand(pointer, stride, along, True))
             self.shared_bytes += 4 * stride * (outer if along else plan.tile_k)
         lines += ["tk_cp_async_commit();", "tk_cp_async_wait<0>();", "__syncthreads();  // both panels have arrived"]
         head = ["const tk_index m = m0 + row, n = n0 + column;"]
         coordinates, element = self._tile_place(plan, root, batch)
-        epilogue, results = self._store_functions(root, coordinates, element, "int row, int column", head)
-        tile = block_tile(plan.tile_m, plan.tile_n, plan.tile_k, self.threads)
-        sums_bytes = block_sums_bytes(plan, self.threads, epilogue_cost(self.task))
-        sums = f"(float*)(shared + {self.shared_bytes})" if sums_bytes else "nullptr"
-        self.shared_bytes += sums_bytes
-        self.needs_free_shared = True
-        template = [plan.tile_m, plan.tile_n, plan.tile_k, self.threads, *tile.sizes, 4, *strides]
-        template += [
-            flag(sums_bytes == 0),
-            self._epilogue_batch(epilogue, plan.tile_m * plan.tile_n) if sums_bytes else 1,
-        ]
-        template.append(flag(plan.m % plan.tile_m == 0 and plan.n % plan.tile_n == 0))
+        functions = partial(self._store_functions, root, coordinates, element, "int row, int column", head)
+        whole = plan.m % plan.tile_m == 0 and plan.n % plan.tile_n == 0
         inside = (
             f"(int)tk_min((tk_index){plan.tile_m}, {plan.m} - m0), (int)tk_min((tk_index){plan.tile_n}, {plan.n} - n0)"
         )
-        arguments = f"{pointers[0]}, {pointers[1]}, {sums}, {inside}, compute, write"
-        sizes = ", ".join(str(size) for size in [*template, results])
+        epilogue = Epilogue(functions, epilogue_cost(self.task), inside, whole, self._epilogue_batch)
+        product, sums_bytes = multiply(plan, self.threads, panels[0], panels[1], self.shared_bytes, epilogue)
+        self.shared_bytes += sums_bytes
+        self.needs_free_shared = True
         # With sums, the barrier before the epilogue does as well.
         free = plan.num_pieces > 1 and not sums_bytes
         tail = ["__syncthreads();  // the panels have been read: the next piece takes their place"] if free else []
-        return [*lines, *epilogue, f"tk_block_product<{sizes}>({arguments});", *tail]
+        return [*lines, *product, *tail]
 
     def _tiles(self, plan: ProductPlan, root: Operation) -> list[str]:
         tensor = plan.path == "tensor"
@@ -241,7 +228,7 @@ class ProductBody(TaskBody):
         self, plan: ProductPlan, root: Operation, coordinates: Sequence[Index], element: Index, stride: int
     ) -> list[str]:
         """The epilogue over the tile's sums."""
-        lines, results = self._store_functions(root, coordinates, element, "tk_index m, tk_index n", [])
+        lines, results = self._store_functions(root, coordinates, element, "tk_index m, tk_index n", [], False)
         outputs = plan.tile_m * plan.tile_n
         batch = self._epilogue_batch(lines, outputs)
         if outputs > _LARGE_TILE:
@@ -252,32 +239,63 @@ class ProductBody(TaskBody):
         return [*lines, f"tk_tile_store<{sizes}>({bounds}, compute, write);"]
 
     def _store_functions(
-        self, root: Operation, coordinates: Sequence[Index], element: Index, place: str, head: list[str]
+        self, root: Operation, coordinates: Sequence[Index], element: Index, place: str, head: list[str], pairs: bool
     ) -> tuple[list[str], str]:
         """``compute`` fills the results of one element of a product, ``write`` stores them; and the results' C type.
 
-        ``place`` declares the element's place as arguments, from which ``head`` makes coordinates.
+        ``place`` declares the element's place as arguments, from which ``head`` makes coordinates. With ``pairs``
+        the second function stores the results of two neighbours along the row.
         """
-        body, registers = self._result(root, coordinates)
-        body += self._members(registers, element)
+        body: list[str] = []
+        if root.op == "product_partials" and self.region is not None and self.region.adds is not None:
+            body.append(
+                f"if ({self.region.adds}) sum = __fadd_rn({self._stored(root.outputs[0].buffer, element)}, sum);"
+            )
+        lines, registers = self._result(root, coordinates)
+        body += lines + self._members(registers, element)
         stores = self.task.stores
         types = [self._register_type(name) for name in stores]
         if set(types) == {"float"}:
-            places = [f"results[{place}]" for place in range(len(stores))]
+            fields_of = [f"[{place}]" for place in range(len(stores))]
             lines, results, reference = [], f"float[{len(stores)}]", f"float (&results)[{len(stores)}]"
         else:
-            places = [f"results.r_{place}" for place in range(len(stores))]
+            fields_of = [f".r_{place}" for place in range(len(stores))]
             fields = " ".join(f"{c_type} r_{place};" for place, c_type in enumerate(types))
             lines, results, reference = [f"struct Results {{ {fields} }};"], "Results", "Results& results"
-        body += [f"{value} = {registers[name]};" for value, name in zip(places, stores, strict=True)]
-        writes = [self._store(name, value, element) for value, name in zip(places, stores, strict=True)]
+        body += [f"results{field} = {registers[name]};" for field, name in zip(fields_of, stores, strict=True)]
         lines += function_object("compute", f"{place}, float sum, {reference}", head + body, None)
-        lines += function_object("write", f"{place}, const {reference}", head + writes, None)
+        if pairs:
+            both = f"const {reference}, const {reference.replace('results', 'next')}"
+            writes = [
+                line
+                for field, name in zip(fields_of, stores, strict=True)
+                for line in self._store_pair(name, f"results{field}", f"next{field}", element)
+            ]
+            lines += function_object("write", f"{place}, {both}", head + writes, None)
+        else:
+            writes = [
+                self._store(name, f"results{field}", element) for field, name in zip(fields_of, stores, strict=True)
+            ]
+            lines += function_object("write", f"{place}, const {reference}", head + writes, None)
         return lines, results
 
-    def _epilogue_batch(self, lines: list[str], outputs: int) -> int:
+    def _store_pair(self, buffer: str, first: str, second: str, element: Index) -> list[str]:
+        """The statements that write an element of an even place and its neighbour."""
+        storage = self.frame.storage(buffer)
+        place = storage.place(element)
+        whole = storage.space in ("arena", "shared") and storage.element_offset % 2 == 0
+        whole = whole and all(step % 2 == 0 for _, step in storage.steps) and place.constant % 2 == 0
+        other = [scale for atom, scale in place.terms if atom != Variable("n", self.task.plan.n)]  # type: ignore[union-attr]
+        if not whole or any(scale % 2 for scale in other) or storage.dtype not in ("float32", *_FORMATS):
+            return [self._store(buffer, first, element), self._store(buffer, second, element + 1)]
+        self.templates.add("tensor_sums")
+        pointer = self.scope.pointer(buffer, storage, const=False)
+        return [f"tk_store_pair({pointer} + ({place}), {first}, {second});"]
+
+    def _epilogue_batch(self, lines: Sequence[str], outputs: int) -> int:
         """Results that a thread computes before it stores them, where it reads anything for them."""
         reads = any(f"b_{name}[" in line for line in lines for name in self.task.reads)
+        reads |= self.region is not None and self.region.adds is not None
         return min(4, ceil_div(outputs, self.threads)) if reads else 1
 
     def _stages(self, plan: ProductPlan) -> int:
@@ -306,34 +324,31 @@ class ProductBody(TaskBody):
 
         A cast to the operand's dtype disappears, because the tensor-core step rounds to it anyway.
         """
-        operation, operand_dtype = self.scope.inlined.get(operand.buffer), operand.dtype
-        if operation is not None and operation.op == "cast" and plan.path == "tensor":
-            source, out = operation.inputs[0], operation.outputs[0]
-            if not isinstance(source, TensorSpec) or source.shape != out.shape or source.buffer in self.scope.inlined:
-                return None
-            strides = _view_strides(operand, out, source)
-            if strides is None:
-                return None
-            operand = TensorSpec(source.buffer, operand.shape, strides[0], strides[1], source.dtype)
-        elif operation is not None:
+        operand_dtype = operand.dtype
+        if plan.path == "tensor":
+            operand = cast_source(operand, self.scope.inlined)
+        if operand.buffer in self.scope.inlined:
             return None
         storage = self.frame.storage(operand.buffer)
         plain = ("float32", "float16", "bfloat16") if plan.path == "tensor" else ("float32",)
-        if storage.space == "scalar" or storage.dtype not in plain:
+        if storage.space == "scalar" or storage.dtype not in plain or storage.padding:
             return None
         depth_stride, outer_stride = operand.strides[-2:]
         unit, other = (depth_stride, outer_stride) if along_k else (outer_stride, depth_stride)
         run = operand.shape[-2] if along_k else operand.shape[-1]
         group = 8 if plan.path == "tensor" and storage.dtype == operand_dtype else 4
-        sizes = [other, run, operand.offset, *([plan.chunk] if along_k and plan.split > 1 else [])]
+        sizes = [other, run, operand.offset + storage.element_offset]
+        sizes += [plan.chunk] if along_k and plan.split > 1 else []
         sizes += operand.strides[:-2] if plan.batch > 1 else ()
         vector = unit == 1 and all(size % group == 0 for size in sizes)
         pointer = self.scope.pointer(operand.buffer, storage, const=True)
         base = f"{pointer} + {operand.offset}" if operand.offset else pointer
         if plan.batch > 1 and operand.strides[0]:
             base += f" + batch * {operand.strides[0]}"
-        steps = [storage.element_offset, *(stride for _, stride in storage.steps)]
-        if vector and plan.path == "tensor" and storage.space == "arena" and all(step % group == 0 for step in steps):
+        whole = (
+            plan.path == "tensor" and storage.space == "arena" and all(step % group == 0 for _, step in storage.steps)
+        )
+        if vector and whole:
             return f"tk_aligned_matrix({base}, {outer_stride}, {depth_stride})"
         return f"tk_matrix({base}, {outer_stride}, {depth_stride}, {flag(vector)})"
 
@@ -375,17 +390,6 @@ def _tile_origin(plan: ProductPlan, tile: str) -> list[str]:
 
 def _unit_stride(index: Index, name: str) -> bool:
     return any(isinstance(atom, Variable) and atom.name == name and scale == 1 for atom, scale in index.terms)
-
-
-def _view_strides(view: TensorSpec, whole: TensorSpec, source: TensorSpec) -> tuple[tuple[int, ...], int] | None:
-    """Strides and offset over ``source`` of a view of ``whole``, its element-by-element copy: a permutation of dims."""
-    sizes = dict(zip(whole.strides, whole.shape, strict=True))
-    if view.offset != 0 or len(sizes) != whole.ndim or sorted(view.strides) != sorted(sizes):
-        return None
-    if any(sizes[stride] != size for stride, size in zip(view.strides, view.shape, strict=True)):
-        return None
-    by_stride = dict(zip(whole.strides, source.strides, strict=True))
-    return tuple(by_stride[stride] for stride in view.strides), source.offset
 
 
 def _matrix(operand: TensorSpec, batch: Index, row: Index, column: Index) -> tuple[Index, ...]:

@@ -17,6 +17,7 @@ from trainkernel.indexing import Index, linearize, variable
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.ops import literal
 from trainkernel.products import ReductionPlan, ceil_div
+from trainkernel.schedule import BlockRegion
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class ReductionBody(TaskBody):
             self.shared_bytes = scatter_shared_bytes(self.threads)
             return emit_scatter(self.scope, root, plan, self.threads, self._epilogue)
         if self.region is not None:
-            return self._reduction_of_piece(plan, root, self.region.split.pieces)
+            return self._reduction_of_piece(plan, root, self.region)
         row_pieces = ceil_div(plan.rows, plan.rows_per_piece)
         lines: list[str] = []
         begin, end = "0", str(plan.count)
@@ -89,9 +90,9 @@ class ReductionBody(TaskBody):
                 reduce_lines.append(f"const tk_index c = piece / {row_pieces};")
         return lines + self._reduced(plan, root, results, reduce_lines, element)
 
-    def _reduction_of_piece(self, plan: ReductionPlan, root: Operation, pieces: int) -> list[str]:
+    def _reduction_of_piece(self, plan: ReductionPlan, root: Operation, region: BlockRegion) -> list[str]:
         """The rows of a piece, or, of a reduction over rows, the piece's part of every result."""
-        partial = root.op == "reduce_partials"
+        partial, pieces = root.op == "reduce_partials", region.split.pieces
         rows = plan.rows if partial else plan.rows // pieces
         first = f"piece * {rows} + " if pieces > 1 and not partial else ""
         lane = {
@@ -103,8 +104,11 @@ class ReductionBody(TaskBody):
         lines: list[str] = []
         begin, end = "0", str(plan.count)
         if partial and pieces > 1:
-            lines.append(f"const tk_index begin = (tk_index)piece * {plan.chunk}, end = begin + {plan.chunk};")
+            own = plan.chunk // region.split.slices
+            lines.append(f"const tk_index begin = (tk_index)piece * {own}, end = begin + {own};")
             begin, end = "begin", "end"
+        if partial:
+            lines += self._partial_result()
         inner: list[str] = []
         if plan.rows > 1 or plan.path != "block":
             inner.append(
@@ -117,7 +121,7 @@ class ReductionBody(TaskBody):
         results, reduce_lines = self._reduce_calls(root, plan, begin, end)
         element: Index = variable("r", plan.rows)
         if partial:
-            element = linearize((variable("piece", plan.partials), element), (plan.rows, 1))
+            element = linearize((variable(region.partial, plan.partials), element), (plan.rows, 1))
         inner += self._reduced(plan, root, results, reduce_lines, element)
         if rows <= plan.rows_per_piece:
             return [*lines, "const tk_index row = 0;", *inner]
@@ -129,7 +133,7 @@ class ReductionBody(TaskBody):
     ) -> list[str]:
         """The reduction and its epilogue, by the threads that have a result."""
         registers = {spec.buffer: name for spec, name in zip(root.outputs, results, strict=True)}
-        finish = self._epilogue(registers, element)
+        finish = self._merged(root, registers, element) + self._epilogue(registers, element)
         inside = self._inside or f"r < {plan.rows}"
         lines: list[str] = []
         if plan.path == "thread":
@@ -139,6 +143,17 @@ class ReductionBody(TaskBody):
         if plan.path == "block":
             return lines + reduce_lines + block("if (threadIdx.x == 0)", finish)
         return lines + reduce_lines + block(f"if (threadIdx.x < {plan.rows_per_piece} && {inside})", finish)
+
+    def _merged(self, root: Operation, registers: dict[str, str], element: Index) -> list[str]:
+        """A partial result together with that of the block's pieces before, which becomes its register."""
+        if self.region is None or self.region.adds is None or root.op != "reduce_partials":
+            return []
+        out = root.outputs[0]
+        kind = reduce_type(root.attrs["reduce"], domain_of(root), self.scope.templates)
+        name, value = self.scope.fresh(out.buffer), registers[out.buffer]
+        text = f"{self.region.adds} ? {kind}::merge({self._stored(out.buffer, element)}, {value}) : {value}"
+        registers[out.buffer] = name
+        return [self.scope.declaration(name, out.dtype, text)]
 
     def _row(self, plan: ReductionPlan, piece: str) -> str:
         if plan.path == "thread":

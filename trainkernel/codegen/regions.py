@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
+from trainkernel.access import cast_source
 from trainkernel.codegen.conversions import C_TYPES
+from trainkernel.codegen.near import Epilogue, NearOperand, multiply
 from trainkernel.codegen.text import INDENT, block, escape, flag, function_object
 from trainkernel.codegen.values import TaskScope, ValueScope
+from trainkernel.dtypes import DTYPES
 from trainkernel.indexing import ZERO, Index, linearize, variable
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.memory import Frame, Storage
 from trainkernel.ops import literal
-from trainkernel.products import PANEL_PAD, ProductPlan, block_sums_bytes, block_tile, panel_depth, stream_columns
+from trainkernel.products import (
+    PANEL_PAD,
+    SIXTEEN_BIT_FORMATS,
+    ProductPlan,
+    filled_shape,
+    panel_depth,
+    stream_columns,
+)
 from trainkernel.schedule import BlockRegion, Staged, Task
 from trainkernel.shared import (
     epilogue_cost,
@@ -26,7 +37,7 @@ from trainkernel.shared import (
 
 _ITEMSIZE_BYTES = 4
 _MAX_RUNS = 128
-StoreFunctions: TypeAlias = Callable[[Operation, Sequence[Index], Index, str, list[str]], tuple[list[str], str]]
+StoreFunctions: TypeAlias = Callable[[Operation, Sequence[Index], Index, str, list[str], bool], tuple[list[str], str]]
 
 
 @dataclass(frozen=True)
@@ -100,25 +111,14 @@ def _entries(copy: Staged, at: int, storage: Storage, tensor: int, step_stride: 
 
 def near_elements(task: Task, region: BlockRegion, frame: Frame) -> dict[str, Storage]:
     """Where the buffers are that a part finds as staged copies, element by element."""
-    found = {}
+    found, copies = {}, region.copies[region.parts.index(task)]
     for name in task.reads:
         spec = frame.declared[name]
         copy = staged_elements(spec, name in region.aligned, region.split)
-        if copy in region.shared.staged:
-            assert copy is not None
+        if copy is not None and copy in copies:
             steps = (("piece", -copy.piece_stride),) if copy.piece_stride else ()
             found[name] = Storage("shared", region.shared.staged[copy], copy.dtype, copy.size_bytes, 0, steps)
     return found
-
-
-@dataclass(frozen=True)
-class _Operand:
-    """An operand near the block: element (outer, k) of a piece, as ``tk_block_product`` reads it."""
-
-    pointer: str
-    stride: int
-    along_k: bool
-    is_aligned: bool
 
 
 class BlockProduct:
@@ -142,7 +142,7 @@ class BlockProduct:
         self._fills: list[str] = []
         self.scratch_bytes = 0
 
-    def emit(self, store_functions: StoreFunctions, batch_of: Callable[[list[str], int], int]) -> list[str]:
+    def emit(self, store_functions: StoreFunctions, batch_of: Callable[[Sequence[str], int], int]) -> list[str]:
         """The statements.
 
         ``store_functions`` makes the epilogue's functions, ``batch_of`` says how many results it has under way.
@@ -152,8 +152,8 @@ class BlockProduct:
         if is_streamed(self._task, self._region.split) and self._is_in_memory(1):
             return self._streamed(a, store_functions, batch_of)
         b = self._operand(1)
-        call, epilogue = self._call(plan, a, b, store_functions, batch_of, "column", str(plan.tile_n))
-        lines = [*self._filled_operands(), *epilogue, call]
+        lines = self._filled_operands()
+        lines += self._multiply(plan, a, b, store_functions, batch_of, "column", str(plan.tile_n))
         if plan.batch == 1:
             return lines
         first = "" if plan.split > 1 or self._region.split.pieces == 1 else f"piece * {count} + "
@@ -161,30 +161,24 @@ class BlockProduct:
         tail = ["__syncthreads();  // the sums have been read"] if count > 1 and self.scratch_bytes else []
         return ["#pragma unroll 1", *block(f"for (int own = 0; own < {count}; ++own)", [*head, *lines, *tail])]
 
-    def _call(
+    def _multiply(
         self,
         plan: ProductPlan,
-        a: _Operand,
-        b: _Operand,
+        a: NearOperand,
+        b: NearOperand,
         store_functions: StoreFunctions,
-        batch_of: Callable[[list[str], int], int],
+        batch_of: Callable[[Sequence[str], int], int],
         column: str,
         columns: str,
-    ) -> tuple[str, list[str]]:
-        """The call of ``tk_block_product``, and the functions of its epilogue; reserves the sums."""
-        tile = block_tile(plan.tile_m, plan.tile_n, plan.tile_k, self._threads)
-        step = 4 if a.is_aligned and b.is_aligned and plan.tile_k % 4 == 0 else 1
-        sums_bytes = block_sums_bytes(plan, self._threads, epilogue_cost(self._task))
-        sums = f"(float*)(shared + {self.scratch_bytes})" if sums_bytes else "nullptr"
-        self.scratch_bytes += sums_bytes
-        sizes = [plan.tile_m, plan.tile_n, plan.tile_k, self._threads, *tile.sizes, step]
-        flags = [f"{a.stride}, {flag(a.along_k)}", f"{b.stride}, {flag(b.along_k)}", flag(sums_bytes == 0)]
-        epilogue, results = self._epilogue(store_functions, column)
-        batch = batch_of(epilogue, plan.tile_m * plan.tile_n) if sums_bytes else 1
-        whole = flag(self._plan.n % plan.tile_n == 0)
-        template = ", ".join([*map(str, sizes), *flags, str(batch), whole, results])
+    ) -> list[str]:
+        """The product with its epilogue; reserves the sums."""
+        whole = self._plan.n % plan.tile_n == 0
         bounds = f"{plan.tile_m}, {columns}"
-        return f"tk_block_product<{template}>({a.pointer}, {b.pointer}, {sums}, {bounds}, compute, write);", epilogue
+        functions = partial(self._epilogue, store_functions, column)
+        epilogue = Epilogue(functions, epilogue_cost(self._task), bounds, whole, batch_of)
+        lines, sums_bytes = multiply(plan, self._threads, a, b, self.scratch_bytes, epilogue)
+        self.scratch_bytes += sums_bytes
+        return lines
 
     def _is_in_memory(self, position: int) -> bool:
         """Whether an operand can be read where it lies, in device memory."""
@@ -192,7 +186,7 @@ class BlockProduct:
         return self._in_place(position) is not None and self._scope.storage(view.buffer).space != "shared"
 
     def _streamed(
-        self, a: _Operand, store_functions: StoreFunctions, batch_of: Callable[[list[str], int], int]
+        self, a: NearOperand, store_functions: StoreFunctions, batch_of: Callable[[Sequence[str], int], int]
     ) -> list[str]:
         """The product some columns after others, whose part of ``b`` arrives while those before are multiplied."""
         columns, depth = stream_columns(self._plan), panel_depth(self._plan.tile_k)
@@ -208,9 +202,9 @@ class BlockProduct:
         vector = run % 4 == 0 and other % 4 == 0 and view.offset % 4 == 0
         steps = -(-plan.n // columns)
         buffer = f"(float*)(shared + {at}) + tile % 2 * {floats}"
-        arrived = _Operand(buffer, stride, b.along_k, True)
+        arrived = NearOperand(buffer, stride, b.along_k, True)
         inside = f"tk_min({columns}, {plan.n} - tile * {columns})"
-        call, epilogue = self._call(plan, a, arrived, store_functions, batch_of, f"tile * {columns} + column", inside)
+        product = self._multiply(plan, a, arrived, store_functions, batch_of, f"tile * {columns} + column", inside)
         matrix = f"tk_matrix({b.pointer}, {outer_stride}, {depth_stride}, {flag(vector)})"
         sizes = f"{columns}, {depth}, {self._threads}, {stride}, {flag(b.along_k)}"
         following = f"(float*)(shared + {at}) + (tile + 1) % 2 * {floats}"
@@ -221,8 +215,7 @@ class BlockProduct:
             "if (tile < 0) continue;",
             "tk_cp_async_wait<1>();",
             "__syncthreads();  // these columns have arrived, for every thread",
-            *epilogue,
-            call,
+            *product,
             "__syncthreads();  // they have been read",
         ]
         return [
@@ -231,18 +224,18 @@ class BlockProduct:
             *block(f"for (int tile = -1; tile < {steps}; ++tile)", body),
         ]
 
-    def _epilogue(self, store_functions: StoreFunctions, column: str) -> tuple[list[str], str]:
+    def _epilogue(self, store_functions: StoreFunctions, column: str, pairs: bool) -> tuple[list[str], str]:
         plan, pieces = self._plan, self._region.split.pieces
         m, n = variable("m", plan.m), variable("n", plan.n)
         batch = variable("batch", plan.batch)
         coordinates = (batch, m, n) if self._root.inputs[-1].ndim == 3 else (m, n)  # type: ignore[union-attr]
-        chunk = variable("piece", plan.split)
+        chunk = variable(self._region.partial, plan.split)
         element = linearize((chunk, batch, m, n), (plan.num_outputs, plan.m * plan.n, plan.n, 1))
         first = f"piece * {plan.tile_m} + " if plan.batch == 1 and plan.split == 1 and pieces > 1 else ""
         head = [f"const tk_index m = {first}row, n = {column};"]
-        return store_functions(self._root, coordinates, element, "int row, int column", head)
+        return store_functions(self._root, coordinates, element, "int row, int column", head, pairs)
 
-    def _operand(self, position: int) -> _Operand:
+    def _operand(self, position: int) -> NearOperand:
         staged = staged_matrix(self._task, position, self._region.split)
         if staged is not None and staged in self._region.shared.staged:
             at = self._region.shared.staged[staged]
@@ -250,8 +243,11 @@ class BlockProduct:
             which = f" + own * {rows * staged.stride}" if self._plan.batch > 1 else ""
             view = self._view(position)
             along = view.strides[-1] == 1
-            return _Operand(f"(const float*)(slabs + {at}){which}", staged.stride, along, True)
-        return self._in_place(position) or self._filled(position)
+            return NearOperand(f"(const float*)(slabs + {at}){which}", staged.stride, along, True)
+        found = self._in_place(position)
+        if found is not None and (found.is_aligned or not self._plan.tensor):
+            return found
+        return self._rounded(position) or self._filled(position)
 
     @property
     def _count(self) -> int:
@@ -277,31 +273,61 @@ class BlockProduct:
             return ZERO, piece * plan.tile_k
         return (piece * plan.tile_m if position == 0 and plan.batch == 1 else ZERO), ZERO
 
-    def _in_place(self, position: int) -> _Operand | None:
-        """A float32 view of memory, read where it is."""
+    def _in_place(self, position: int) -> NearOperand | None:
+        """A float32 view of memory, or what tensor cores can take, read where it is."""
         view = self._view(position)
-        scalars = {spec.buffer for spec in self._scope.frame.schedule.program.scalar_inputs}
-        is_stored = view.buffer not in self._scope.inlined and view.buffer not in scalars
-        if not is_read_in_place(view, is_stored):
+        if not is_read_in_place(view, self._is_stored(view), self._plan.tensor):
             return None
+        return self._stored(position, view, 16 // DTYPES[view.dtype].itemsize_bytes)
+
+    def _is_stored(self, view: TensorSpec) -> bool:
+        scalars = {spec.buffer for spec in self._scope.frame.schedule.program.scalar_inputs}
+        return view.buffer not in self._scope.inlined and view.buffer not in scalars
+
+    def _stored(self, position: int, view: TensorSpec, run: int) -> NearOperand:
+        """A view of memory with a contiguous dim; aligned if whole runs of so many elements in shared memory are."""
         storage = self._scope.storage(view.buffer)
-        outer_stride, depth_stride = view.strides[-2:]
+        outer_stride, depth_stride, offset = map(storage.moved, (*view.strides[-2:], view.offset))
+        batch_stride = storage.moved(view.strides[0]) if self._plan.batch > 1 else 0
         along = depth_stride == 1
         stride = outer_stride if along else depth_stride
         outer, depth = self._first(position)
         start = outer * outer_stride + depth * depth_stride
-        batch = f" + batch * {view.strides[0]}" if self._plan.batch > 1 and view.strides[0] else ""
+        batch = f" + batch * {batch_stride}" if batch_stride else ""
         text = (
             self._scope.pointer(view.buffer, storage, const=True)
-            + (f" + {start + view.offset}" if start.terms or view.offset else "")
+            + (f" + {start + offset}" if start.terms or offset else "")
             + batch
         )
-        numbers = [view.offset, view.strides[0] if self._plan.batch > 1 else 0, *(c for _, c in start.terms)]
+        numbers = [offset, batch_stride, *(c for _, c in start.terms)]
         numbers += [stride] + [own for _, own in storage.steps] + [storage.element_offset]
-        aligned = storage.space == "shared" and all(number % 4 == 0 for number in numbers)
-        return _Operand(text, stride, along, aligned)
+        aligned = storage.space == "shared" and all(number % run == 0 for number in numbers)
+        return NearOperand(text, stride, along, aligned)
 
-    def _filled(self, position: int) -> _Operand:
+    def _rounded(self, position: int) -> NearOperand | None:
+        """A plain matrix, or its cast, copied to scratch in whole runs of four 16-bit elements."""
+        plan, tensor = self._plan, self._plan.tensor
+        view = cast_source(self._view(position), self._scope.inlined)
+        if tensor not in SIXTEEN_BIT_FORMATS or not self._is_stored(view) or 1 not in view.strides[-2:]:
+            return None
+        outer = (plan.tile_m, plan.tile_n)[position]
+        source = self._stored(position, view, 4)
+        rows, columns, stride = filled_shape(outer, plan.tile_k, source.along_k)
+        whole = rows * columns == outer * plan.tile_k and columns % 4 == 0 and source.stride % 4 == 0
+        if view.dtype not in ("float32", tensor) or not whole:
+            return None
+        to = self._reserve(2 * rows * stride, DTYPES[tensor].cuda)
+        sizes = f"{rows}, {columns}, {self._threads}, {stride}"
+        self._fills.append(f"tk_block_fill_matrix<{sizes}>({to}, {source.pointer}, {source.stride});")
+        return NearOperand(to, stride, source.along_k, True)
+
+    def _reserve(self, size_bytes: int, c_type: str) -> str:
+        """A typed pointer to scratch."""
+        at = self.scratch_bytes
+        self.scratch_bytes += size_bytes
+        return f"({c_type}*)(shared + {at})"
+
+    def _filled(self, position: int) -> NearOperand:
         """A fused operand, or a view with gaps, evaluated into scratch."""
         plan, operand = self._plan, self._root.inputs[-2:][position]
         assert isinstance(operand, TensorSpec)
@@ -314,16 +340,21 @@ class BlockProduct:
         text = values.operand(operand, coordinates) if operand.num_elements else literal(0, "float32")
         first_outer, first_depth = self._first(position)
         head = [f"const tk_index {outer_name} = {_sum(first_outer, 'row')}, k = {_sum(first_depth, 'depth')};"]
-        along = self._along(position)
-        stride = filled_stride(plan.tile_k if along else outer_size)
-        rows = outer_size if along else plan.tile_k
-        name = f"load_{'ab'[position]}"
-        at = self.scratch_bytes
-        self.scratch_bytes += 4 * stride * rows
+        along, name = self._along(position), f"load_{'ab'[position]}"
         self._fills += function_object(name, "int row, int depth", [*head, *values.lines], text, C_TYPES["float32"])
-        sizes = f"{outer_size}, {plan.tile_k}, {self._threads}, {stride}, {flag(along)}"
-        self._fills.append(f"tk_block_fill<{sizes}>((float*)(shared + {at}), {name});")
-        return _Operand(f"(const float*)(shared + {at})", stride, along, True)
+        sizes = f"{outer_size}, {plan.tile_k}"
+        if plan.tensor in SIXTEEN_BIT_FORMATS:
+            c_type = DTYPES[plan.tensor].cuda
+            rows, columns, stride = filled_shape(outer_size, plan.tile_k, along)
+            to = self._reserve(2 * stride * rows, c_type)
+            call = f"tk_block_fill_rows<{sizes}, {rows}, {columns}, {self._threads}, {stride}, {flag(along)}>"
+        else:
+            rows = outer_size if along else plan.tile_k
+            stride = filled_stride(plan.tile_k if along else outer_size)
+            to = self._reserve(4 * stride * rows, "float")
+            call = f"tk_block_fill<{sizes}, {self._threads}, {stride}, {flag(along)}>"
+        self._fills.append(f"{call}({to}, {name});")
+        return NearOperand(to, stride, along, True)
 
 
 def _sum(first: Index, name: str) -> str:

@@ -100,7 +100,7 @@ class TaskScope:
         storage = self.storage(buffer)
         if storage.space == "scalar":
             return self._scalar(storage)
-        return loaded(f"{self.pointer(buffer, storage, const=True)}[{index}]", storage.dtype)
+        return loaded(f"{self.pointer(buffer, storage, const=True)}[{storage.place(index)}]", storage.dtype)
 
     def rounded(self, expression: str, domain: str, dtype: str) -> str:
         """A result in a domain, converted to a dtype and held in that dtype's register."""

@@ -354,7 +354,7 @@ POINTWISE = (
         (1,),
         _unary(lambda x: np.where(x < 0, 0, x)),
         lambda args, attrs: f"({args[0]} < 0.0f ? 0.0f : {args[0]})",
-        vjp=_unary_vjp(lambda b, ct, y, x: b.threshold_backward(ct, x)),
+        vjp=_unary_vjp(lambda b, ct, y, x: b.threshold_backward(ct, y)),
     ),
     _pointwise(
         "pow",

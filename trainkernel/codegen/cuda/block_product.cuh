@@ -41,10 +41,39 @@ __device__ __forceinline__ void tk_block_read(float (&values)[STEP][COUNT], cons
   }
 }
 
-// The epilogue gets every sum inside `rows` x `columns` once: compute(row, column, sum, results) and, after a
-// batch of them so that their loads overlap, write(row, column, results). With DIRECT and one group along the
-// depth it works on registers, else by way of `sums` (GROUPS_K * M * N floats), so that all threads share it. WHOLE
-// promises that nothing lies outside.
+// What follows the sums, in shared memory: element (row, column) of a group is at row * STRIDE + column, the groups
+// are M * STRIDE apart and added in order. The epilogue gets every sum inside `rows` x `columns` once:
+// compute(row, column, sum, results) and, after a batch of them so that their loads overlap,
+// write(row, column, results). WHOLE promises that nothing lies outside.
+template <int M, int N, int STRIDE, int GROUPS, int THREADS, int BATCH, bool WHOLE, class Results, class Compute, class Write>
+__device__ __forceinline__ void tk_block_finish(const float* sums, int rows, int columns, Compute compute, Write write) {
+  constexpr bool EVEN = M * N % (BATCH * THREADS) == 0;
+#pragma unroll 1
+  for (unsigned first = threadIdx.x; first < M * N; first += BATCH * THREADS) {
+    Results results[BATCH];
+#pragma unroll
+    for (int u = 0; u < BATCH; ++u) {
+      unsigned e = first + u * THREADS;
+      if (!EVEN && WHOLE) e = e < M * N ? e : first;  // again the thread's own: no branch between the loads
+      const int row = (int)(e / N), column = (int)(e % N);
+      if (!WHOLE && ((!EVEN && e >= M * N) || row >= rows || column >= columns)) continue;
+      const float* own = sums + row * STRIDE + column;
+      float total = *own;
+#pragma unroll
+      for (int group = 1; group < GROUPS; ++group) total = __fadd_rn(total, own[group * M * STRIDE]);
+      compute(row, column, total, results[u]);
+    }
+#pragma unroll
+    for (int u = 0; u < BATCH; ++u) {
+      const unsigned e = first + u * THREADS;
+      const int row = (int)(e / N), column = (int)(e % N);
+      if ((EVEN || e < M * N) && (WHOLE || (row < rows && column < columns))) write(row, column, results[u]);
+    }
+  }
+}
+
+// The product and its epilogue. With DIRECT and one group along the depth the epilogue works on registers, else by
+// way of `sums` (GROUPS_K * M * N floats), so that all threads share it.
 template <int M, int N, int K, int THREADS, int LANES_N, int GROUPS_M, int GROUPS_K, int MICRO_M, int MICRO_N, int DEPTH, int STEP,
           int STRIDE_A, bool A_ALONG_K, int STRIDE_B, bool B_ALONG_K, bool DIRECT, int BATCH, bool WHOLE, class Results, class Compute, class Write>
 __device__ __forceinline__ void tk_block_product(const float* a, const float* b, float* sums, int rows, int columns,
@@ -93,27 +122,7 @@ __device__ __forceinline__ void tk_block_product(const float* a, const float* b,
   }
   if constexpr (!STORE) {
     __syncthreads();  // the groups' sums are complete
-#pragma unroll 1
-    for (int first = (int)threadIdx.x; first < M * N; first += BATCH * THREADS) {
-      Results results[BATCH];
-#pragma unroll
-      for (int u = 0; u < BATCH; ++u) {
-        int e = first + u * THREADS;
-        if constexpr (WHOLE)
-          e = e < M * N ? e : first;  // again the thread's own: no branch between the loads
-        else if (e >= M * N || e / N >= rows || e % N >= columns)
-          continue;
-        float total = sums[e];
-#pragma unroll
-        for (int group = 1; group < GROUPS_K; ++group) total = __fadd_rn(total, sums[group * M * N + e]);
-        compute(e / N, e % N, total, results[u]);
-      }
-#pragma unroll
-      for (int u = 0; u < BATCH; ++u) {
-        const int e = first + u * THREADS;
-        if (e < M * N && (WHOLE || (e / N < rows && e % N < columns))) write(e / N, e % N, results[u]);
-      }
-    }
+    tk_block_finish<M, N, N, GROUPS_K, THREADS, BATCH, WHOLE, Results>(sums, rows, columns, compute, write);
   }
 }
 
@@ -121,8 +130,8 @@ __device__ __forceinline__ void tk_block_product(const float* a, const float* b,
 template <int OUTER, int DEPTH, int THREADS, int STRIDE, bool ALONG_K, class Load>
 __device__ __forceinline__ void tk_block_fill(float* to, Load load) {
 #pragma unroll 1
-  for (int e = (int)threadIdx.x; e < OUTER * DEPTH; e += THREADS) {
-    const int outer = ALONG_K ? e / DEPTH : e % OUTER, k = ALONG_K ? e % DEPTH : e / OUTER;
+  for (unsigned e = threadIdx.x; e < OUTER * DEPTH; e += THREADS) {
+    const int outer = (int)(ALONG_K ? e / DEPTH : e % OUTER), k = (int)(ALONG_K ? e % DEPTH : e / OUTER);
     to[ALONG_K ? outer * STRIDE + k : k * STRIDE + outer] = load(outer, k);
   }
 }

@@ -8,7 +8,9 @@
 
 struct TkFloat16Format {
   typedef tk_float16 Element;
-  static __device__ __forceinline__ unsigned bits(float value) { return tk_float_to_float16_bits(value); }
+  static __device__ __forceinline__ unsigned bits(float low, float high) {
+    return tk_floats_to_float16_bits(low, high);
+  }
   static __device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     tk_mma_m16n8k16_float16(d, a, b);
   }
@@ -16,7 +18,9 @@ struct TkFloat16Format {
 
 struct TkBfloat16Format {
   typedef tk_bfloat16 Element;
-  static __device__ __forceinline__ unsigned bits(float value) { return tk_float_to_bfloat16_bits(value); }
+  static __device__ __forceinline__ unsigned bits(float low, float high) {
+    return tk_floats_to_bfloat16_bits(low, high);
+  }
   static __device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     tk_mma_m16n8k16_bfloat16(d, a, b);
   }
@@ -114,10 +118,8 @@ __device__ __forceinline__ void tk_tensor_fill(unsigned short* shared, tk_index 
       int o, k;
       tk_place<OUTER, TILE_K, ALONG_K, 4>(first + u * THREADS, o, k);
       if (first + u * THREADS >= RUNS) continue;
-      uint2 four;
-      four.x = Format::bits(values[u][0]) | Format::bits(values[u][1]) << 16;
-      four.y = Format::bits(values[u][2]) | Format::bits(values[u][3]) << 16;
-      *(uint2*)(shared + (ALONG_K ? o * STRIDE + k : k * STRIDE + o)) = four;
+      *(uint2*)(shared + (ALONG_K ? o * STRIDE + k : k * STRIDE + o)) =
+          make_uint2(Format::bits(values[u][0], values[u][1]), Format::bits(values[u][2], values[u][3]));
     }
   }
 }
@@ -138,7 +140,7 @@ __device__ __forceinline__ void tk_tensor_fill(unsigned short* shared, tk_index 
       const bool next = inside && (ALONG_K ? k0 + k + 1 < k_end : o0 + o + 1 < o_end);
       float low = inside ? load(o0 + o, k0 + k) : 0.0f;
       float high = next ? load(o0 + o + !ALONG_K, k0 + k + ALONG_K) : 0.0f;
-      bits[u] = Format::bits(low) | Format::bits(high) << 16;
+      bits[u] = Format::bits(low, high);
     }
 #pragma unroll
     for (int u = 0; u < 2; ++u) {

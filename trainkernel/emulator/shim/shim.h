@@ -38,6 +38,7 @@ unsigned long long tk_emu_globaltimer_ns();
 __forceinline__ long long tk_clock() { return static_cast<long long>(tk_emu_globaltimer_ns()); }
 void tk_emu_ldmatrix(unsigned* registers, const void* row, unsigned matrices, unsigned transposed);
 void tk_emu_mma(float* d, const unsigned* a, const unsigned* b, unsigned bfloat);
+void tk_emu_mma_tf32(float* d, const unsigned* a, const unsigned* b);
 void tk_emu_cp_async(void* shared, const void* global, unsigned bytes);
 void tk_emu_cp_async_commit();
 void tk_emu_cp_async_wait(unsigned pending_groups);
@@ -230,6 +231,13 @@ __forceinline__ unsigned short tk_float_to_float16_bits(float value) {
     return static_cast<unsigned short>(sign | (rounded - (112u << 23)) >> 13);
 }
 
+__forceinline__ unsigned tk_floats_to_bfloat16_bits(float low, float high) {
+    return tk_float_to_bfloat16_bits(low) | unsigned(tk_float_to_bfloat16_bits(high)) << 16;
+}
+__forceinline__ unsigned tk_floats_to_float16_bits(float low, float high) {
+    return tk_float_to_float16_bits(low) | unsigned(tk_float_to_float16_bits(high)) << 16;
+}
+
 __forceinline__ void tk_red_release_gpu_add(unsigned* counter, unsigned value) { tk_emu_atomic_add(counter, value); }
 __forceinline__ unsigned tk_load_acquire_gpu(const unsigned* counter) { return tk_emu_load_acquire(counter); }
 __forceinline__ unsigned long long tk_globaltimer_ns() { return tk_emu_globaltimer_ns(); }
@@ -240,10 +248,20 @@ __forceinline__ void tk_mma_m16n8k16_float16(float (&d)[4], const unsigned (&a)[
 __forceinline__ void tk_mma_m16n8k16_bfloat16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     tk_emu_mma(d, a, b, 1);
 }
+__forceinline__ void tk_mma_m16n8k8_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    tk_emu_mma_tf32(d, a, b);
+}
 __forceinline__ void tk_ldmatrix_x4(unsigned (&r)[4], const void* row) { tk_emu_ldmatrix(r, row, 4, 0); }
 __forceinline__ void tk_ldmatrix_x4_trans(unsigned (&r)[4], const void* row) { tk_emu_ldmatrix(r, row, 4, 1); }
 __forceinline__ void tk_ldmatrix_x2(unsigned (&r)[2], const void* row) { tk_emu_ldmatrix(r, row, 2, 0); }
 __forceinline__ void tk_ldmatrix_x2_trans(unsigned (&r)[2], const void* row) { tk_emu_ldmatrix(r, row, 2, 1); }
+
+typedef unsigned char* TkSharedAddress;
+__forceinline__ TkSharedAddress tk_shared_address(const void* shared) { return (TkSharedAddress)shared; }
+template <class T>
+__forceinline__ T tk_load_shared(TkSharedAddress from) { return *(const T*)from; }
+template <class T>
+__forceinline__ void tk_store_shared(TkSharedAddress to, T value) { *(T*)to = value; }
 
 __forceinline__ void tk_cp_async_16(void* shared, const void* global) { tk_emu_cp_async(shared, global, 16); }
 __forceinline__ void tk_cp_async_4(void* shared, const void* global) { tk_emu_cp_async(shared, global, 4); }

@@ -138,6 +138,22 @@ static float element(u32 pair, u32 half, bool bfloat) {
     return value;
 }
 
+// Sums of a 16 x 8 tile, each rounded once, to the lanes that hold them.
+static void hand_out(Fiber** lanes, const double (&sum)[16][8]) {
+    for (u32 lane = 0; lane < 32; lane++) {
+        u32 g = lane / 4, t = lane % 4 * 2;
+        float* out = static_cast<float*>(lanes[lane]->operands[0]);
+        for (u32 i = 0; i < 4; i++) out[i] = float(sum[g + i / 2 * 8][t + i % 2]);
+    }
+}
+
+static float tf32(u32 bits) {
+    bits &= 0xffffe000u;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
 // PTX mma.m16n8k16.row.col: products are exact, summed in float64, rounded once. The hardware's
 // sum is not IEEE either; the op table bounds the difference.
 TK_EXPORT void tk_emu_mma(float* d, const u32* a, const u32* b, u32 bfloat) {
@@ -163,11 +179,33 @@ TK_EXPORT void tk_emu_mma(float* d, const u32* a, const u32* b, u32 bfloat) {
     for (u32 m = 0; m < 16; m++)
         for (u32 k = 0; k < 16; k++)
             for (u32 n = 0; n < 8; n++) sum[m][n] += left[m][k] * right[k][n];
+    hand_out(lanes, sum);
+    warp_release(fiber);
+}
+
+// PTX mma.m16n8k8 of TF32 numbers, whose lower 13 bits the hardware ignores; sums as above.
+TK_EXPORT void tk_emu_mma_tf32(float* d, const u32* a, const u32* b) {
+    Fiber* fiber = current;
+    fiber->operands[0] = d;
+    fiber->operands[1] = const_cast<u32*>(a);
+    fiber->operands[2] = const_cast<u32*>(b);
+    if (!warp_arrive(fiber, WAIT_MMA, 0xffffffffu)) return;
+    if (fiber->warp->present != 0xffffffffu) fatal_at(KIND_DIVERGENT_WARP, fiber, 31);
+    Fiber** lanes = fiber->warp->lanes;
+    double left[16][8], right[8][8], sum[16][8];
     for (u32 lane = 0; lane < 32; lane++) {
-        u32 g = lane / 4, t = lane % 4 * 2;
-        float* out = static_cast<float*>(lanes[lane]->operands[0]);
-        for (u32 i = 0; i < 4; i++) out[i] = float(sum[g + i / 2 * 8][t + i % 2]);
+        u32 g = lane / 4, t = lane % 4;
+        const float* c = static_cast<float*>(lanes[lane]->operands[0]);
+        const u32* ra = static_cast<u32*>(lanes[lane]->operands[1]);
+        const u32* rb = static_cast<u32*>(lanes[lane]->operands[2]);
+        for (u32 r = 0; r < 4; r++) left[g + r % 2 * 8][t + r / 2 * 4] = tf32(ra[r]);
+        for (u32 r = 0; r < 2; r++) right[t + r * 4][g] = tf32(rb[r]);
+        for (u32 i = 0; i < 4; i++) sum[g + i / 2 * 8][t * 2 + i % 2] = c[i];
     }
+    for (u32 m = 0; m < 16; m++)
+        for (u32 k = 0; k < 8; k++)
+            for (u32 n = 0; n < 8; n++) sum[m][n] += left[m][k] * right[k][n];
+    hand_out(lanes, sum);
     warp_release(fiber);
 }
 
