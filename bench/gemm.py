@@ -4,13 +4,15 @@
 
     python bench/gemm.py
     python bench/gemm.py 128x256x784 256x256x256:nt --dtype float32 --tiles
+    python bench/gemm.py --dtype bfloat16 --brief    # the 16-bit sweep, about a minute
 
 For each shape m x n x k (``t`` for a transposed operand, a then b; without any, a sweep) and dtype:
 the time of a launch that does the product alone (``trainkernel_us``), the device time from start to
 end of its kernel (``kernel_us``, by its time stamps), and torch.matmul's in a CUDA graph of 20. The
-second is what a product costs inside of a step. Results are compared with float64 first. With
-``--tiles`` also the device time of each tile option, to which the cost model is fitted. Needs a GPU
-and torch.
+second is what a product costs inside of a step. Results are compared with float64 first. ``--brief``
+leaves out the first of the times, and its compilation. With ``--tiles`` also the device time of each
+tile option, and of 16-bit products with each tile, to which the cost model is fitted. Needs a GPU and
+torch.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 
@@ -30,6 +33,7 @@ from machine import describe_machine, new_run_id, require_device, results_path, 
 from timing import Clock, event_clock, time_steps  # noqa: E402
 
 import trainkernel as tk  # noqa: E402
+from trainkernel import products as products_module  # noqa: E402
 from trainkernel.ir import Program  # noqa: E402
 from trainkernel.stamps import read_stamps  # noqa: E402
 
@@ -37,6 +41,8 @@ DEVICE = "cuda:0"
 DTYPES = ("float32", "bfloat16")
 RTOL = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 SQUARES = (64, 128, 256, 512, 1024, 2048, 4096)
+TRANSPOSED_SQUARES = (1024, 4096)
+TENSOR_TILES = ((16, 16), (16, 32), (32, 32), (32, 64), (64, 64), (128, 64), (64, 128), (128, 128))
 LAYERS = ((32, 32, 8), (256, 256, 17), (1024, 64, 64), (128, 256, 784), (2048, 128, 128), (65536, 64, 64))
 """Rows, outputs and inputs of layers: their forward products, and the two of their derivatives."""
 PRODUCTS_PER_GRAPH = 20
@@ -90,7 +96,7 @@ def main() -> None:
     out = arguments.out or results_path(machine["device"], "_gemm")
     rows = []
     for product in products(arguments.shapes, arguments.dtype):
-        rows.append({"run_id": run_id, **measure(product)})
+        rows.append({"run_id": run_id, **measure(product, arguments.brief)})
         print_row(rows[-1])
         if arguments.tiles:
             print_tiles(product)
@@ -102,6 +108,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("shapes", nargs="*", metavar="MxNxK[:nt]")
     parser.add_argument("--dtype", nargs="+", default=list(DTYPES), choices=list(RTOL))
     parser.add_argument("--tiles", action="store_true", help="also print the device time of each tile option")
+    parser.add_argument("--brief", action="store_true", help="only the device time, not that of a launch")
     parser.add_argument("--out", type=Path, help="JSON file (default: bench/results/<device>_gemm.json)")
     return parser.parse_args()
 
@@ -111,6 +118,7 @@ def products(shapes: list[str], dtypes: list[str]) -> list[Product]:
     if shapes:
         return [Product.parse(text, dtype) for dtype in dtypes for text in shapes]
     squares = [(size, size, size, "nn") for size in SQUARES]
+    squares += [(size, size, size, layout) for size in TRANSPOSED_SQUARES for layout in ("nt", "tn", "tt")]
     layers = [
         case
         for rows, outputs, inputs in LAYERS
@@ -119,7 +127,7 @@ def products(shapes: list[str], dtypes: list[str]) -> list[Product]:
     return [Product(*case, dtype) for dtype in dtypes for case in (*squares, *layers)]
 
 
-def measure(product: Product) -> dict[str, Any]:
+def measure(product: Product, brief: bool) -> dict[str, Any]:
     """The row of one product; its error instead of times if it is wrong."""
     import torch
 
@@ -129,7 +137,7 @@ def measure(product: Product) -> dict[str, Any]:
     result = torch.empty(product.m, product.n, device=DEVICE, dtype=dtype)
     row: dict[str, Any] = {"product": str(product), "dtype": product.dtype, "error": None}
     try:
-        kernel = tk.compile(product.program(), device=DEVICE)
+        kernel = tk.compile(product.program(), device=DEVICE, stamps=brief)
         bound = kernel.bind(stored, [result])
         bound.launch()
         bound.check()
@@ -138,14 +146,14 @@ def measure(product: Product) -> dict[str, Any]:
         if not row["relative_error"] <= RTOL[product.dtype]:
             raise ValueError(f"relative error {row['relative_error']:.3g} is over {RTOL[product.dtype]:g}")
         clock = event_clock(torch.cuda.current_stream())
-        ours = time_steps(bound.launch, clock)
+        ours = None if brief else time_steps(bound.launch, clock)
         cublas_us, cublas_spread_us = time_cublas(*product.operands(stored), result, clock)
-        kernel_us, _ = kernel_time(product, stored, result, {})
+        kernel_us = stamped_time(kernel, bound) if brief else kernel_time(product, stored, result, {})[0]
     except Exception as error:
         return row | {"error": f"{type(error).__name__}: {error}"}
     return row | {
-        "trainkernel_us": ours.us_per_step,
-        "trainkernel_spread_us": ours.spread_us,
+        "trainkernel_us": None if ours is None else ours.us_per_step,
+        "trainkernel_spread_us": None if ours is None else ours.spread_us,
         "kernel_us": kernel_us,
         "cublas_us": cublas_us,
         "cublas_spread_us": cublas_spread_us,
@@ -180,9 +188,13 @@ def time_cublas(a: Any, b: Any, result: Any, clock: Clock) -> tuple[float, float
 def kernel_time(product: Product, stored: list[Any], result: Any, options: dict[str, Any]) -> tuple[float, str]:
     """Median microseconds from the start to the end of the kernel, and the plan."""
     kernel = tk.compile(product.program(), device=DEVICE, stamps=True, **options)
-    bound = kernel.bind(stored, [result])
+    return stamped_time(kernel, kernel.bind(stored, [result])), plan_of(kernel)
+
+
+def stamped_time(kernel: Any, bound: Any) -> float:
+    """Median microseconds from the start to the end of a kernel that has stamps."""
     samples = read_stamps(kernel, bound.launch, bound, WARMUP_LAUNCHES + LAUNCHES)
-    return statistics.median(sample.total_us for sample in samples[WARMUP_LAUNCHES:]), plan_of(kernel)
+    return statistics.median(sample.total_us for sample in samples[WARMUP_LAUNCHES:])
 
 
 def print_row(row: dict[str, Any]) -> None:
@@ -190,8 +202,9 @@ def print_row(row: dict[str, Any]) -> None:
     if row["error"]:
         print(f"{name} {row['error']}")
         return
+    launch = "" if row["trainkernel_us"] is None else f"launch {row['trainkernel_us']:8.2f} us, "
     print(
-        f"{name} launch {row['trainkernel_us']:8.2f} us, kernel {row['kernel_us']:8.2f} us "
+        f"{name} {launch}kernel {row['kernel_us']:8.2f} us "
         f"({row['kernel_tflops']:6.1f} TFLOP/s), cuBLAS {row['cublas_us']:8.2f} us, "
         f"kernel / cuBLAS {row['kernel_us'] / row['cublas_us']:5.2f}  {row['plan']}"
     )
@@ -203,6 +216,7 @@ def print_tiles(product: Product) -> None:
     dtype = getattr(torch, product.dtype)
     stored = [torch.randn(shape, device=DEVICE).to(dtype) for shape in product.stored_shapes]
     result = torch.empty(product.m, product.n, device=DEVICE, dtype=dtype)
+    options: dict[str, int]
     choices: list[dict[str, int]] = [{"threads_per_block": 512}, {"threads_per_block": 128}]
     choices += [{"gemm_tile_n": n, "gemm_k_tile": k} for n, k in itertools.product((32, 64), (16, 32))]
     for options in choices:
@@ -211,6 +225,14 @@ def print_tiles(product: Product) -> None:
             print(f"{'':18} {time_us:8.2f} us  {plan}  {options}")
         except tk.TrainkernelError as error:
             print(f"{'':18} {options}: {error}")
+    for tile in TENSOR_TILES if product.dtype != "float32" else ():
+        # Kernels are kept by their options: a bound that bounds nothing tells those of two tiles apart.
+        options = {"max_blocks": 1_000_000 + 1000 * tile[0] + tile[1]}
+        with mock.patch.object(products_module, "_tile_choices", lambda *_, tile=tile: [tile]):
+            products_module._best_tiles.cache_clear()
+            time_us, plan = kernel_time(product, stored, result, options)
+        products_module._best_tiles.cache_clear()
+        print(f"{'':18} {time_us:8.2f} us  {plan}")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from trainkernel.ir import Operation, Program, TensorSpec
 from trainkernel.passes import canonicalize_transposed_mm
 from trainkernel.reference import run
 
-TENSOR_CORE_CALL = re.compile(r"= tk_tensor_sums\w*<\w+, \d+")
+TENSOR_CORE_CALL = re.compile(r"= tk_pipeline_sums<\w+, \d+")
 """A call with numbers for tile sizes: from a task, not from one template to another."""
 
 ON: dict[str, Any] = {"fuse_pointwise": True, "fuse_epilogues": True, "inline_input_casts": True}

@@ -21,12 +21,13 @@ from dataclasses import dataclass, field
 from trainkernel.access import Access, AccessWalker
 from trainkernel.alignment import PARTIAL, ROW, accesses, by_alignment
 from trainkernel.arithmetic import kind_of
+from trainkernel.dtypes import DTYPES
 from trainkernel.errors import VerificationError
 from trainkernel.indexing import Index, variable
 from trainkernel.ir import Item, Loop, Operation, Program, TensorSpec
 from trainkernel.ops import OPS
 from trainkernel.options import Options
-from trainkernel.products import SCATTERS, ceil_div, plan_product, plan_reduction
+from trainkernel.products import SCATTERS, ceil_div, conversion_us, plan_product, plan_reduction, stored_cast_us
 from trainkernel.regions import RegionPlan
 from trainkernel.target import Target
 
@@ -138,12 +139,13 @@ def _may_inline(program: Program, live: list[Item], must_store: set[str], target
     evaluations: dict[str, float] = {}
     positions: dict[str, int] = {}
     allowed: set[str] = set()
+    kept = must_store | _stored_casts(live, target, options)
     for item in reversed(live):
         count = 0.0
         if not isinstance(item, Loop):
             out = item.outputs[0]
             count = float(out.num_elements)
-            if kind_of(item) == "pointwise" and out.buffer not in must_store:
+            if kind_of(item) == "pointwise" and out.buffer not in kept:
                 extra_us = (evaluations.get(out.buffer, 0.0) - count) * costs[out.buffer] / _EVALUATIONS_PER_US
                 if _worth_inlining(item, positions.get(out.buffer, 0), extra_us, costs, inputs, options):
                     allowed.add(out.buffer)
@@ -152,6 +154,29 @@ def _may_inline(program: Program, live: list[Item], must_store: set[str], target
             evaluations[operand] = evaluations.get(operand, 0.0) + times
             positions[operand] = positions.get(operand, 0) + 1
     return allowed
+
+
+def _stored_casts(live: list[Item], target: Target, options: Options) -> set[str]:
+    """Casts to 16 bits that tensor-core products read so often that a task of their own is faster."""
+    if options.fuse_pointwise is not None or options.inline_input_casts:
+        return set()
+    lost_us: dict[str, float] = {}
+    for item in live:
+        if isinstance(item, Loop) or kind_of(item) != "product":
+            continue
+        plan = plan_product(item, target, options)
+        if plan.path == "tensor":
+            for operand, outer in zip(item.tensor_inputs[-2:], (plan.tile_m, plan.tile_n), strict=True):
+                lost_us[operand.buffer] = lost_us.get(operand.buffer, 0.0) + conversion_us(plan, outer, target)
+    found = set()
+    for item in live:
+        if isinstance(item, Loop) or item.op != "cast" or not item.tensor_inputs:
+            continue
+        out = item.outputs[0]
+        moved_bytes = sum(DTYPES[spec.dtype].itemsize_bytes for spec in (item.tensor_inputs[0], out))
+        if lost_us.get(out.buffer, 0.0) > stored_cast_us(out.num_elements, moved_bytes, target):
+            found.add(out.buffer)
+    return found
 
 
 def _worth_inlining(

@@ -36,6 +36,7 @@ from trainkernel.shared import RegionParts, block_barriers, copies_of, lay_out, 
 from trainkernel.target import Target
 
 MAX_ELEMENTS_PER_THREAD = 4
+MAX_LIGHT_ELEMENTS = 16
 _MAX_PIECES = 2**31 - 2**20
 
 
@@ -222,7 +223,7 @@ class _Graph:
             plan = plan_scan(draft.root, self._target, self._options)
             pieces = plan.num_pieces
         else:
-            pieces = pointwise_pieces(draft.num_elements, threads, self._target)
+            pieces = pointwise_pieces(draft.num_elements, threads, self._target, is_light(draft))
         return Task(
             kind=draft.kind,
             name=draft.stores[-1],
@@ -519,11 +520,17 @@ def _dtype_of(spec: TensorSpec | ScalarSpec) -> str:
     return spec.dtype
 
 
-def elements_per_thread(num_elements: int, threads: int, target: Target) -> int:
-    """Elements that one thread of a pointwise task computes."""
-    return max(1, min(MAX_ELEMENTS_PER_THREAD, num_elements // (threads * target.num_sms)))
+def elements_per_thread(num_elements: int, threads: int, target: Target, light: bool = False) -> int:
+    """Elements that one thread of a pointwise task computes; more at a time of a light one, which waits for memory."""
+    most = MAX_LIGHT_ELEMENTS if light else MAX_ELEMENTS_PER_THREAD
+    return max(1, min(most, num_elements // (threads * target.num_sms)))
 
 
-def pointwise_pieces(num_elements: int, threads: int, target: Target) -> int:
+def is_light(task: Task | TaskDraft) -> bool:
+    """Whether a pointwise task is one operation that reads one buffer and writes one."""
+    return len(task.members) == len(task.stores) == 1 and len(task.reads) <= 1 and not task.inlined
+
+
+def pointwise_pieces(num_elements: int, threads: int, target: Target, light: bool = False) -> int:
     """Pieces of a pointwise task of ``num_elements`` elements."""
-    return ceil_div(num_elements, threads * elements_per_thread(num_elements, threads, target))
+    return ceil_div(num_elements, threads * elements_per_thread(num_elements, threads, target, light))

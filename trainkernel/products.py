@@ -41,8 +41,16 @@ _PIECE_US = 0.8
 _STEP_US = 1.0
 _TILE_MIN_DEPTH_US = 0.018
 _TILE_OUTPUT_US = 7.0e-6
-_TENSOR_FILL_US = 1.5e-4
-_TENSOR_OUTPUT_US = 4.0e-7
+# Tensor-core tiles: cycles and bytes per cycle of one multiprocessor, and what a piece costs beside its loop.
+_TENSOR_PIECE_US = 1.2
+_TENSOR_OUTPUT_US = 1.0e-4
+_TENSOR_FMAS_PER_CYCLE = 500
+_TENSOR_LEAST_CYCLES = 60
+_L2_BYTES_PER_CYCLE = 24
+_FETCH_BYTES_PER_CYCLE = 48
+_FETCH_CYCLES = 1000
+_CONVERSION_US = 1.0e-4
+_CAST_US = 0.8
 _EPILOGUE_OUTPUT_US = 4.0e-4
 _EXTRA_STAGE_US = 1.2
 _PARTIAL_BYTES_PER_US = 2.0e6
@@ -72,6 +80,10 @@ _TENSOR_START_CYCLES = 100.0
 _TENSOR_ROUND_CYCLES = 60.0
 MAX_PANEL_BYTES = 200 * 1024
 MAX_STAGED_BYTES = 150 * 1024
+MAX_PIPELINE_BYTES = 160 * 1024
+MAX_STAGES = 4
+GROUPED_ROWS = 8
+"""Rows of tiles of a large tensor-core product that are taken together."""
 _STREAM_BYTES = 140 * 1024
 
 
@@ -354,24 +366,39 @@ def _thin(batch: int, m: int, n: int, k: int, target: Target, threads: int, skew
     return ProductPlan("thin", m, n, k, 1, threads, max(k, 1), ceil_div(max(k, 1), chunk), chunk, skew, batch)
 
 
+def pipeline_stages(plan: ProductPlan, target: Target) -> int:
+    """Steps of a tensor-core product that have a buffer: the one that is multiplied, and those on their way."""
+    outer = plan.tile_m + plan.tile_n
+    step_bytes = 2 * outer * plan.tile_k + plan.skew_bytes * max(outer, 2 * plan.tile_k)
+    fit = min(target.shared_bytes_per_block, MAX_PIPELINE_BYTES) // step_bytes
+    return max(2, min(MAX_STAGES, fit, 1 + ceil_div(min(plan.chunk, plan.k), plan.tile_k)))
+
+
 def _tile_choices(path: str, m: int, n: int, options: Options) -> list[tuple[int, int]]:
     if path == "tensor":
         widths = [options.gemm_tile_n] if options.gemm_tile_n else ([16, 32, 64] if n > 16 else [16])
         heights = [16, 32, 64] if m > 16 else [16]
-        return [
+        pairs = [
             (height, width) for height in heights for width in widths if height == heights[-1] or width <= 2 * height
         ]
+        # A thread has room for 64 sums and the fragments that are multiplied next.
+        most = min(64 * options.threads, 128 * 128 if options.threads <= 512 else 128 * 64)
+        large = [(height, width) for height, width in ((128, 64), (64, 128), (128, 128)) if height * width <= most]
+        wide = [*widths, *([] if options.gemm_tile_n else [128])]
+        return pairs + [(height, width) for height, width in large if m > 64 and n > 32 and width in wide]
     widths = [options.gemm_tile_n] if options.gemm_tile_n else ([8] if n <= 8 else [32, 64] if n > 32 else [32])
     heights = [height for height in (16, 32, 64) if height == 16 or m > height // 2]
     pairs = [(height, width) for height in heights for width in widths if height * width >= options.threads]
     return pairs or [(64, widths[-1])]
 
 
-def _depth_step(path: str, chunk: int, options: Options) -> int:
-    """Depth of one shared-memory step; two steps are under way at a time."""
+def _depth_step(path: str, chunk: int, outer: int, options: Options) -> int:
+    """Depth of one shared-memory step of a tile with so many rows and columns; some steps are under way at a time."""
     if options.gemm_k_tile:
         return options.gemm_k_tile
-    return 128 if path == "tensor" and chunk > 64 else 64
+    if path == "tensor" and chunk <= 32:
+        return 32
+    return 128 if path == "tensor" and chunk > 64 and outer <= 64 else 64
 
 
 @functools.lru_cache(maxsize=1024)
@@ -383,7 +410,7 @@ def _best_tiles(
     for tile_m, tile_n in _tile_choices(path, m, n, options):
         for split in SPLITS:
             chunk = ceil_div(ceil_div(k, split), 32) * 32
-            step = _depth_step(path, chunk, options)
+            step = _depth_step(path, chunk, tile_m + tile_n, options)
             plan = ProductPlan(path, m, n, k, tile_m, tile_n, step, ceil_div(k, chunk), chunk, skew, batch)
             cost = _tile_cost_us(plan, target)
             if best is None or cost < best[0] - 1e-9:
@@ -400,6 +427,20 @@ def product_cost_us(plan: ProductPlan, target: Target, threads: int) -> float:
         return _panel_cost_us(plan, target, threads)
     waves = ceil_div(plan.num_pieces, target.num_sms)
     return waves * _PIECE_US + plan.num_outputs * plan.k / _VECTOR_FMAS_PER_US
+
+
+def conversion_us(plan: ProductPlan, outer: int, target: Target) -> float:
+    """What a tensor-core product loses if it converts an operand with ``outer`` places in a tile as it fetches it.
+
+    Every piece converts its part anew; of an operand that is stored in 16 bits it would start copies alone.
+    """
+    waves = ceil_div(plan.num_pieces, target.num_sms)
+    return waves * outer * min(plan.chunk, plan.k) * _CONVERSION_US
+
+
+def stored_cast_us(num_elements: int, moved_bytes: int, target: Target) -> float:
+    """Time of a task that converts elements once; ``moved_bytes`` is what it reads and writes for each."""
+    return _EXTRA_STAGE_US + _CAST_US + num_elements * moved_bytes / target.memory_bytes_per_us
 
 
 @dataclass(frozen=True)
@@ -557,15 +598,29 @@ def _tile_cost_us(plan: ProductPlan, target: Target) -> float:
     outputs = plan.tile_m * plan.tile_n
     depth = min(plan.chunk, plan.k)
     steps = ceil_div(depth, plan.tile_k)
+    waves = ceil_div(plan.num_pieces, target.num_sms)
     if plan.path == "tensor":
-        work = depth * (plan.tile_m + plan.tile_n) * _TENSOR_FILL_US + depth * outputs * _TENSOR_OUTPUT_US
+        step_us = _tensor_step_cycles(plan, target) / _CYCLES_PER_US
+        cost = waves * (_TENSOR_PIECE_US + steps * step_us + outputs * _TENSOR_OUTPUT_US)
     else:
         work = depth * max(_TILE_MIN_DEPTH_US, outputs * _TILE_OUTPUT_US)
-    waves = ceil_div(plan.num_pieces, target.num_sms)
-    cost = waves * (_PIECE_US + ceil_div(steps, 2) * _STEP_US + work + outputs * _EPILOGUE_OUTPUT_US)
+        cost = waves * (_PIECE_US + ceil_div(steps, 2) * _STEP_US + work + outputs * _EPILOGUE_OUTPUT_US)
     if plan.split > 1:
         cost += _EXTRA_STAGE_US + 8 * plan.split * plan.num_outputs / _PARTIAL_BYTES_PER_US
     return cost
+
+
+def _tensor_step_cycles(plan: ProductPlan, target: Target) -> float:
+    """Cycles of one step of a tensor-core tile whose operands are copied.
+
+    A step takes what the tensor cores need, or the units of a warp one after another; what its bytes need on
+    their way from L2, of which each multiprocessor has its share; or its share of the way's latency, which the
+    steps under way have together.
+    """
+    multiply = plan.tile_k / 16 * max(_TENSOR_LEAST_CYCLES, 16 * plan.tile_m * plan.tile_n / _TENSOR_FMAS_PER_CYCLE)
+    busy = min(1.0, plan.num_pieces / target.num_sms)
+    fetch = 2 * plan.tile_k * (plan.tile_m + plan.tile_n) / min(_FETCH_BYTES_PER_CYCLE, _L2_BYTES_PER_CYCLE / busy)
+    return max(multiply, fetch, _FETCH_CYCLES / (pipeline_stages(plan, target) - 1))
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,25 @@ typedef int tk_index;
 #define TK_GRID_BARRIER_DONE()
 #define TK_DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
 
-__device__ __forceinline__ unsigned short tk_float_to_bfloat16_bits(float value) {
-  unsigned short bits;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+// Conversions to two 16-bit numbers at a time run at the full rate; those to one do not.
+__device__ __forceinline__ unsigned tk_floats_to_bfloat16_bits(float low, float high) {
+  unsigned bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
   return bits;
+}
+__device__ __forceinline__ unsigned short tk_float_to_bfloat16_bits(float value) {
+  return (unsigned short)tk_floats_to_bfloat16_bits(value, 0.0f);
 }
 __device__ __forceinline__ float tk_bfloat16_bits_to_float(unsigned short bits) {
   return __uint_as_float((unsigned)bits << 16);
 }
-__device__ __forceinline__ unsigned short tk_float_to_float16_bits(float value) {
-  unsigned short bits;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+__device__ __forceinline__ unsigned tk_floats_to_float16_bits(float low, float high) {
+  unsigned bits;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
   return bits;
+}
+__device__ __forceinline__ unsigned short tk_float_to_float16_bits(float value) {
+  return (unsigned short)tk_floats_to_float16_bits(value, 0.0f);
 }
 __device__ __forceinline__ float tk_float16_bits_to_float(unsigned short bits) {
   float value;
@@ -49,7 +56,8 @@ __device__ __forceinline__ unsigned long long tk_globaltimer_ns() {
 
 // Copies from global to shared memory that go on in the background; both addresses are aligned to the
 // size. A group has arrived for the issuing thread after tk_cp_async_wait.
-__device__ __forceinline__ unsigned tk_shared_address(const void* shared) {
+typedef unsigned TkSharedAddress;
+__device__ __forceinline__ TkSharedAddress tk_shared_address(const void* shared) {
   return (unsigned)__cvta_generic_to_shared(shared);
 }
 __device__ __forceinline__ void tk_cp_async_16(void* shared, const void* global) {
@@ -64,6 +72,28 @@ __device__ __forceinline__ void tk_cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
+// Shared memory by its address. A load may move between two barriers, or two calls.
+template <class T>
+__device__ __forceinline__ T tk_load_shared(TkSharedAddress from);
+template <>
+__device__ __forceinline__ float tk_load_shared<float>(TkSharedAddress from) {
+  float value;
+  asm("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from));
+  return value;
+}
+__device__ __forceinline__ void tk_store_shared(TkSharedAddress to, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
+}
+#define TK_LDMATRIX(name, form)                                                     \
+  __device__ __forceinline__ void name(unsigned(&r)[4], TkSharedAddress row) {      \
+    asm("ldmatrix.sync.aligned.m8n8.x4" form ".shared.b16 {%0, %1, %2, %3}, [%4];" \
+        : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])                            \
+        : "r"(row));                                                                \
+  }
+TK_LDMATRIX(tk_ldmatrix_x4, "")
+TK_LDMATRIX(tk_ldmatrix_x4_trans, ".trans")
+#undef TK_LDMATRIX
+
 // d += a b on 16 x 8 x 16 tiles, one warp; fragments as in PTX mma.m16n8k16.
 #define TK_MMA(name, type)                                                                                   \
   __device__ __forceinline__ void name(float(&d)[4], const unsigned(&a)[4], const unsigned(&b)[2]) {         \
@@ -75,19 +105,35 @@ __device__ __forceinline__ void tk_cp_async_wait() {
 TK_MMA(tk_mma_m16n8k16_float16, "f16")
 TK_MMA(tk_mma_m16n8k16_bfloat16, "bf16")
 #undef TK_MMA
+// The same on 16 x 8 x 8 tiles of TF32 numbers.
+__device__ __forceinline__ void tk_mma_m16n8k8_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
 
-__device__ __forceinline__ void tk_ldmatrix_x4(unsigned (&r)[4], const void* shared_row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(tk_shared_address(shared_row))
-               : "memory");
-}
-__device__ __forceinline__ void tk_ldmatrix_x2(unsigned (&r)[2], const void* shared_row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-               : "=r"(r[0]), "=r"(r[1])
-               : "r"(tk_shared_address(shared_row))
-               : "memory");
-}
+// 8 x 8 matrices of 16-bit elements from rows in shared memory; the transposed form gives each lane two
+// neighbours along a column.
+#define TK_LDMATRIX_X4(name, kind)                                                                                    \
+  __device__ __forceinline__ void name(unsigned(&r)[4], const void* shared_row) {                                     \
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4" kind ".shared.b16 {%0, %1, %2, %3}, [%4];"                           \
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])                                                     \
+                 : "r"(tk_shared_address(shared_row))                                                                 \
+                 : "memory");                                                                                         \
+  }
+TK_LDMATRIX_X4(tk_ldmatrix_x4, "")
+TK_LDMATRIX_X4(tk_ldmatrix_x4_trans, ".trans")
+#undef TK_LDMATRIX_X4
+#define TK_LDMATRIX_X2(name, kind)                                                                                    \
+  __device__ __forceinline__ void name(unsigned(&r)[2], const void* shared_row) {                                     \
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2" kind ".shared.b16 {%0, %1}, [%2];"                                   \
+                 : "=r"(r[0]), "=r"(r[1])                                                                             \
+                 : "r"(tk_shared_address(shared_row))                                                                 \
+                 : "memory");                                                                                         \
+  }
+TK_LDMATRIX_X2(tk_ldmatrix_x2, "")
+TK_LDMATRIX_X2(tk_ldmatrix_x2_trans, ".trans")
+#undef TK_LDMATRIX_X2
 
 #endif
 
@@ -336,7 +382,8 @@ __device__ __forceinline__ float tk_thin_product(tk_index begin, tk_index end, L
 // at o * STRIDE + k; otherwise at k * STRIDE + o. Elements outside the operand are zero.
 
 // A plain view of a matrix in memory: element (outer, k) for a it is (m, k), for b it is (n, k).
-// `vector` promises that four neighbours along the contiguous dimension are whole and aligned.
+// `vector` promises that runs of neighbours along the contiguous dimension are whole and aligned: four
+// elements, or eight of 16 bits that a tensor-core product takes as they are.
 template <class T>
 struct TkMatrix {
   const T* base;
@@ -346,7 +393,13 @@ struct TkMatrix {
 
 template <class T>
 __device__ __forceinline__ TkMatrix<T> tk_matrix(const T* base, tk_index outer_stride, tk_index depth_stride, bool vector) {
-  return TkMatrix<T>{base, outer_stride, depth_stride, vector && (unsigned long long)base % (4 * sizeof(T)) == 0};
+  return TkMatrix<T>{base, outer_stride, depth_stride, vector && (unsigned long long)base % 16 == 0};
+}
+
+// One that is known to be whole and aligned: nothing else is compiled for it.
+template <class T>
+__device__ __forceinline__ TkMatrix<T> tk_aligned_matrix(const T* base, tk_index outer_stride, tk_index depth_stride) {
+  return TkMatrix<T>{base, outer_stride, depth_stride, true};
 }
 
 // Place of the run of GROUP neighbours that is number `run` of a step.
@@ -357,11 +410,12 @@ __device__ __forceinline__ void tk_place(int run, int& o, int& k) {
 }
 
 // The epilogue: every sum of the tile that lies inside the result, neighbours along n by neighbours.
-// All values of a batch are computed before any is written, so that their loads overlap. Results holds
-// what one element stores.
-template <int TILE_M, int TILE_N, int THREADS, int STRIDE, int BATCH, class Results, class Compute, class Write>
+// All values of a batch are computed before any is written, so that their loads overlap; with WHOLE tiles and
+// batches no check stands between them. Results holds what one element stores.
+template <int TILE_M, int TILE_N, int THREADS, int STRIDE, int BATCH, bool WHOLE, class Results, class Compute, class Write>
 __device__ __forceinline__ void tk_tile_store(tk_index m0, tk_index n0, tk_index m_end, tk_index n_end, const float* sums,
                                               Compute compute, Write write) {
+  static_assert(!WHOLE || TILE_M * TILE_N % (BATCH * THREADS) == 0, "whole batches");
 #pragma unroll 1
   for (int first = (int)threadIdx.x; first < TILE_M * TILE_N; first += BATCH * THREADS) {
     Results results[BATCH];
@@ -369,13 +423,14 @@ __device__ __forceinline__ void tk_tile_store(tk_index m0, tk_index n0, tk_index
     for (int u = 0; u < BATCH; ++u) {
       int e = first + u * THREADS;
       tk_index m = m0 + e / TILE_N, n = n0 + e % TILE_N;
-      if (e < TILE_M * TILE_N && m < m_end && n < n_end) compute(m, n, sums[e / TILE_N * STRIDE + e % TILE_N], results[u]);
+      if (WHOLE || (e < TILE_M * TILE_N && m < m_end && n < n_end))
+        compute(m, n, sums[e / TILE_N * STRIDE + e % TILE_N], results[u]);
     }
 #pragma unroll
     for (int u = 0; u < BATCH; ++u) {
       int e = first + u * THREADS;
       tk_index m = m0 + e / TILE_N, n = n0 + e % TILE_N;
-      if (e < TILE_M * TILE_N && m < m_end && n < n_end) write(m, n, results[u]);
+      if (WHOLE || (e < TILE_M * TILE_N && m < m_end && n < n_end)) write(m, n, results[u]);
     }
   }
 }
@@ -592,10 +647,39 @@ __device__ __forceinline__ void tk_block_read(float (&values)[STEP][COUNT], cons
   }
 }
 
-// The epilogue gets every sum inside `rows` x `columns` once: compute(row, column, sum, results) and, after a
-// batch of them so that their loads overlap, write(row, column, results). With DIRECT and one group along the
-// depth it works on registers, else by way of `sums` (GROUPS_K * M * N floats), so that all threads share it. WHOLE
-// promises that nothing lies outside.
+// What follows the sums, in shared memory: element (row, column) of a group is at row * STRIDE + column, the groups
+// are M * STRIDE apart and added in order. The epilogue gets every sum inside `rows` x `columns` once:
+// compute(row, column, sum, results) and, after a batch of them so that their loads overlap,
+// write(row, column, results). WHOLE promises that nothing lies outside.
+template <int M, int N, int STRIDE, int GROUPS, int THREADS, int BATCH, bool WHOLE, class Results, class Compute, class Write>
+__device__ __forceinline__ void tk_block_finish(const float* sums, int rows, int columns, Compute compute, Write write) {
+  constexpr bool EVEN = M * N % (BATCH * THREADS) == 0;
+#pragma unroll 1
+  for (unsigned first = threadIdx.x; first < M * N; first += BATCH * THREADS) {
+    Results results[BATCH];
+#pragma unroll
+    for (int u = 0; u < BATCH; ++u) {
+      unsigned e = first + u * THREADS;
+      if (!EVEN && WHOLE) e = e < M * N ? e : first;  // again the thread's own: no branch between the loads
+      const int row = (int)(e / N), column = (int)(e % N);
+      if (!WHOLE && ((!EVEN && e >= M * N) || row >= rows || column >= columns)) continue;
+      const float* own = sums + row * STRIDE + column;
+      float total = *own;
+#pragma unroll
+      for (int group = 1; group < GROUPS; ++group) total = __fadd_rn(total, own[group * M * STRIDE]);
+      compute(row, column, total, results[u]);
+    }
+#pragma unroll
+    for (int u = 0; u < BATCH; ++u) {
+      const unsigned e = first + u * THREADS;
+      const int row = (int)(e / N), column = (int)(e % N);
+      if ((EVEN || e < M * N) && (WHOLE || (row < rows && column < columns))) write(row, column, results[u]);
+    }
+  }
+}
+
+// The product and its epilogue. With DIRECT and one group along the depth the epilogue works on registers, else by
+// way of `sums` (GROUPS_K * M * N floats), so that all threads share it.
 template <int M, int N, int K, int THREADS, int LANES_N, int GROUPS_M, int GROUPS_K, int MICRO_M, int MICRO_N, int DEPTH, int STEP,
           int STRIDE_A, bool A_ALONG_K, int STRIDE_B, bool B_ALONG_K, bool DIRECT, int BATCH, bool WHOLE, class Results, class Compute, class Write>
 __device__ __forceinline__ void tk_block_product(const float* a, const float* b, float* sums, int rows, int columns,
@@ -644,27 +728,7 @@ __device__ __forceinline__ void tk_block_product(const float* a, const float* b,
   }
   if constexpr (!STORE) {
     __syncthreads();  // the groups' sums are complete
-#pragma unroll 1
-    for (int first = (int)threadIdx.x; first < M * N; first += BATCH * THREADS) {
-      Results results[BATCH];
-#pragma unroll
-      for (int u = 0; u < BATCH; ++u) {
-        int e = first + u * THREADS;
-        if constexpr (WHOLE)
-          e = e < M * N ? e : first;  // again the thread's own: no branch between the loads
-        else if (e >= M * N || e / N >= rows || e % N >= columns)
-          continue;
-        float total = sums[e];
-#pragma unroll
-        for (int group = 1; group < GROUPS_K; ++group) total = __fadd_rn(total, sums[group * M * N + e]);
-        compute(e / N, e % N, total, results[u]);
-      }
-#pragma unroll
-      for (int u = 0; u < BATCH; ++u) {
-        const int e = first + u * THREADS;
-        if (e < M * N && (WHOLE || (e / N < rows && e % N < columns))) write(e / N, e % N, results[u]);
-      }
-    }
+    tk_block_finish<M, N, N, GROUPS_K, THREADS, BATCH, WHOLE, Results>(sums, rows, columns, compute, write);
   }
 }
 
@@ -672,8 +736,8 @@ __device__ __forceinline__ void tk_block_product(const float* a, const float* b,
 template <int OUTER, int DEPTH, int THREADS, int STRIDE, bool ALONG_K, class Load>
 __device__ __forceinline__ void tk_block_fill(float* to, Load load) {
 #pragma unroll 1
-  for (int e = (int)threadIdx.x; e < OUTER * DEPTH; e += THREADS) {
-    const int outer = ALONG_K ? e / DEPTH : e % OUTER, k = ALONG_K ? e % DEPTH : e / OUTER;
+  for (unsigned e = threadIdx.x; e < OUTER * DEPTH; e += THREADS) {
+    const int outer = (int)(ALONG_K ? e / DEPTH : e % OUTER), k = (int)(ALONG_K ? e % DEPTH : e / OUTER);
     to[ALONG_K ? outer * STRIDE + k : k * STRIDE + outer] = load(outer, k);
   }
 }

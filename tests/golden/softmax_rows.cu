@@ -13,18 +13,25 @@ typedef int tk_index;
 #define TK_GRID_BARRIER_DONE()
 #define TK_DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
 
-__device__ __forceinline__ unsigned short tk_float_to_bfloat16_bits(float value) {
-  unsigned short bits;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+// Conversions to two 16-bit numbers at a time run at the full rate; those to one do not.
+__device__ __forceinline__ unsigned tk_floats_to_bfloat16_bits(float low, float high) {
+  unsigned bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
   return bits;
+}
+__device__ __forceinline__ unsigned short tk_float_to_bfloat16_bits(float value) {
+  return (unsigned short)tk_floats_to_bfloat16_bits(value, 0.0f);
 }
 __device__ __forceinline__ float tk_bfloat16_bits_to_float(unsigned short bits) {
   return __uint_as_float((unsigned)bits << 16);
 }
-__device__ __forceinline__ unsigned short tk_float_to_float16_bits(float value) {
-  unsigned short bits;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+__device__ __forceinline__ unsigned tk_floats_to_float16_bits(float low, float high) {
+  unsigned bits;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
   return bits;
+}
+__device__ __forceinline__ unsigned short tk_float_to_float16_bits(float value) {
+  return (unsigned short)tk_floats_to_float16_bits(value, 0.0f);
 }
 __device__ __forceinline__ float tk_float16_bits_to_float(unsigned short bits) {
   float value;
@@ -49,7 +56,8 @@ __device__ __forceinline__ unsigned long long tk_globaltimer_ns() {
 
 // Copies from global to shared memory that go on in the background; both addresses are aligned to the
 // size. A group has arrived for the issuing thread after tk_cp_async_wait.
-__device__ __forceinline__ unsigned tk_shared_address(const void* shared) {
+typedef unsigned TkSharedAddress;
+__device__ __forceinline__ TkSharedAddress tk_shared_address(const void* shared) {
   return (unsigned)__cvta_generic_to_shared(shared);
 }
 __device__ __forceinline__ void tk_cp_async_16(void* shared, const void* global) {
@@ -64,6 +72,28 @@ __device__ __forceinline__ void tk_cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
+// Shared memory by its address. A load may move between two barriers, or two calls.
+template <class T>
+__device__ __forceinline__ T tk_load_shared(TkSharedAddress from);
+template <>
+__device__ __forceinline__ float tk_load_shared<float>(TkSharedAddress from) {
+  float value;
+  asm("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from));
+  return value;
+}
+__device__ __forceinline__ void tk_store_shared(TkSharedAddress to, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
+}
+#define TK_LDMATRIX(name, form)                                                     \
+  __device__ __forceinline__ void name(unsigned(&r)[4], TkSharedAddress row) {      \
+    asm("ldmatrix.sync.aligned.m8n8.x4" form ".shared.b16 {%0, %1, %2, %3}, [%4];" \
+        : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])                            \
+        : "r"(row));                                                                \
+  }
+TK_LDMATRIX(tk_ldmatrix_x4, "")
+TK_LDMATRIX(tk_ldmatrix_x4_trans, ".trans")
+#undef TK_LDMATRIX
+
 // d += a b on 16 x 8 x 16 tiles, one warp; fragments as in PTX mma.m16n8k16.
 #define TK_MMA(name, type)                                                                                   \
   __device__ __forceinline__ void name(float(&d)[4], const unsigned(&a)[4], const unsigned(&b)[2]) {         \
@@ -75,19 +105,35 @@ __device__ __forceinline__ void tk_cp_async_wait() {
 TK_MMA(tk_mma_m16n8k16_float16, "f16")
 TK_MMA(tk_mma_m16n8k16_bfloat16, "bf16")
 #undef TK_MMA
+// The same on 16 x 8 x 8 tiles of TF32 numbers.
+__device__ __forceinline__ void tk_mma_m16n8k8_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
 
-__device__ __forceinline__ void tk_ldmatrix_x4(unsigned (&r)[4], const void* shared_row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(tk_shared_address(shared_row))
-               : "memory");
-}
-__device__ __forceinline__ void tk_ldmatrix_x2(unsigned (&r)[2], const void* shared_row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-               : "=r"(r[0]), "=r"(r[1])
-               : "r"(tk_shared_address(shared_row))
-               : "memory");
-}
+// 8 x 8 matrices of 16-bit elements from rows in shared memory; the transposed form gives each lane two
+// neighbours along a column.
+#define TK_LDMATRIX_X4(name, kind)                                                                                    \
+  __device__ __forceinline__ void name(unsigned(&r)[4], const void* shared_row) {                                     \
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4" kind ".shared.b16 {%0, %1, %2, %3}, [%4];"                           \
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])                                                     \
+                 : "r"(tk_shared_address(shared_row))                                                                 \
+                 : "memory");                                                                                         \
+  }
+TK_LDMATRIX_X4(tk_ldmatrix_x4, "")
+TK_LDMATRIX_X4(tk_ldmatrix_x4_trans, ".trans")
+#undef TK_LDMATRIX_X4
+#define TK_LDMATRIX_X2(name, kind)                                                                                    \
+  __device__ __forceinline__ void name(unsigned(&r)[2], const void* shared_row) {                                     \
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2" kind ".shared.b16 {%0, %1}, [%2];"                                   \
+                 : "=r"(r[0]), "=r"(r[1])                                                                             \
+                 : "r"(tk_shared_address(shared_row))                                                                 \
+                 : "memory");                                                                                         \
+  }
+TK_LDMATRIX_X2(tk_ldmatrix_x2, "")
+TK_LDMATRIX_X2(tk_ldmatrix_x2_trans, ".trans")
+#undef TK_LDMATRIX_X2
 
 #endif
 

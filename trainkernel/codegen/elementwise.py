@@ -10,7 +10,7 @@ from trainkernel.codegen.values import ValueScope
 from trainkernel.indexing import delinearize, variable
 from trainkernel.ops import literal
 from trainkernel.ops.domains import domain_of_dtype
-from trainkernel.placement import MAX_ELEMENTS_PER_THREAD, elements_per_thread
+from trainkernel.placement import MAX_ELEMENTS_PER_THREAD, elements_per_thread, is_light
 from trainkernel.products import ceil_div
 
 
@@ -23,7 +23,7 @@ class _ElementwiseBody(TaskBody):
         total = self.task.num_elements
         if self.region is not None:
             return self._elements_of_piece(lines, stores, types, self.region.split.pieces)
-        unroll = elements_per_thread(total, self.threads, self.frame.schedule.target)
+        unroll = elements_per_thread(total, self.threads, self.frame.schedule.target, is_light(self.task))
         first = f"piece * {self.threads * unroll} + (tk_index)threadIdx.x"
         guard = total % (self.threads * unroll) != 0
         if unroll == 1:

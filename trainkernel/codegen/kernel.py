@@ -21,6 +21,9 @@ from trainkernel.stamps import NUM_CLOCK_STAMPS, stamps_bytes
 
 ENTRY = "trainkernel_step"
 MAX_DIRECT_SLOTS = 480
+RESERVED_SHARED_BYTES = 1024
+MAX_SHARED_SUMS = 32
+"""Sums of a thread up to which a tensor-core tile leaves registers to a second block."""
 _INDEX_LIMIT = 2**31 - 2**16
 _TEMPLATES = (
     "ptx",
@@ -31,6 +34,7 @@ _TEMPLATES = (
     "product_operand",
     "product_tile",
     "product_tensor",
+    "product_pipeline",
     "block_product",
     "tensor_sums",
     "staged",
@@ -340,7 +344,7 @@ def assemble(program: Program, schedule: Schedule, plan: MemoryPlan) -> Generate
             *uniform,
             "\n\n".join(body.functions),
             "",
-            *_kernel_text(body, threads),
+            *_kernel_text(body, threads, _compiled_for_blocks(schedule, blocks_per_sm, body.shared_bytes)),
             "",
             "#else",
             "",
@@ -407,6 +411,23 @@ def _default_blocks_per_sm(max_work_blocks: int, schedule: Schedule) -> int:
     return 1 if max_work_blocks <= schedule.target.num_sms else 2
 
 
+def _compiled_for_blocks(schedule: Schedule, blocks_per_sm: int, shared_bytes: int) -> int:
+    """Blocks per SM for which the compiler is to leave registers.
+
+    Tensor-core tiles leave it to a second block to work while one waits; the compiler would rather take
+    more registers than two blocks have.
+    """
+    target, threads = schedule.target, schedule.options.threads
+    tiles = [
+        task.plan.tile_m * task.plan.tile_n
+        for stage in _all_stages(schedule)
+        for task in stage.tasks
+        if isinstance(task.plan, ProductPlan) and task.plan.path == "tensor"
+    ]
+    fit = 2 * (shared_bytes + RESERVED_SHARED_BYTES) <= target.shared_bytes_per_sm and threads <= 256
+    return 2 if tiles and fit and blocks_per_sm > 1 and max(tiles) <= MAX_SHARED_SUMS * threads else 1
+
+
 def _index_type(program: Program, schedule: Schedule) -> str:
     """32-bit indices where every index fits, those of partial results included."""
     largest = 0
@@ -465,13 +486,13 @@ def _params_struct(layout: ParameterLayout) -> list[str]:
     return lines
 
 
-def _kernel_text(body: _Body, threads: int) -> list[str]:
+def _kernel_text(body: _Body, threads: int, blocks_per_sm: int) -> list[str]:
     lines = [
         "#ifndef TRAINKERNEL_ENTRY",
         f"#define TRAINKERNEL_ENTRY {ENTRY}",
         "#endif",
         "",
-        f'extern "C" __global__ void __launch_bounds__({threads}, 1)',
+        f'extern "C" __global__ void __launch_bounds__({threads}, {blocks_per_sm})',
         "TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {",
         "  TkBarrier barrier = tk_barrier_init(p.workspace, p.barrier_timeout_ns);",
     ]

@@ -17,9 +17,12 @@ from trainkernel.codegen.values import ValueScope
 from trainkernel.indexing import ZERO, Index, Variable, delinearize, linearize, variable
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.ops import literal
-from trainkernel.products import PANEL_PAD, ProductPlan, ceil_div
+from trainkernel.products import GROUPED_ROWS, PANEL_PAD, ProductPlan, ceil_div, pipeline_stages
 from trainkernel.shared import epilogue_cost, is_streamed
 
+_LARGE_TILE = 4096
+_LARGE_BATCH = 8
+"""Results that a thread of a tile with more outputs than that computes before it stores them."""
 _FORMATS = {"float16": "TkFloat16Format", "bfloat16": "TkBfloat16Format"}
 
 
@@ -154,9 +157,7 @@ class ProductBody(TaskBody):
         tile, self._begin, self._end, lines = self._depth_range(plan, root)
         batch, tile, which = self._batch(plan, tile)
         lines += which
-        tiles_n = ceil_div(plan.n, plan.tile_n)
-        lines.append(f"const tk_index m0 = (tk_index)({tile}) / {tiles_n} * {plan.tile_m};")
-        lines.append(f"const tk_index n0 = (tk_index)({tile}) % {tiles_n} * {plan.tile_n};")
+        lines += _tile_origin(plan, tile)
         along_a, along_b = (
             self._along(operand, _matrix(operand, batch, row, column), "k", outer)
             for operand, row, column, outer in ((a, m, k, "m"), (b, k, n, "n"))
@@ -206,26 +207,34 @@ class ProductBody(TaskBody):
 
     def _tiles(self, plan: ProductPlan, root: Operation) -> list[str]:
         tensor = plan.path == "tensor"
-        self.templates |= {"product_operand", "product_tensor" if tensor else "product_tile"}
+        self.templates |= {"product_operand"} | ({"product_tensor", "product_pipeline"} if tensor else {"product_tile"})
         lines, operands, (along_a, along_b), batch = self._tile_operands(plan, root)
         shared = self._reserve_tiles(plan, along_a, along_b)
-        name = "tk_tensor_sums" if tensor else "tk_tile_sums"
+        name = "tk_pipeline_sums" if tensor else "tk_tile_sums"
         skew = self._skew(plan)
-        sizes = f"{plan.tile_m}, {plan.tile_n}, {plan.tile_k}, {self.threads}, {skew}, {flag(along_a)}, {flag(along_b)}"
-        sizes = f"{_FORMATS[self._operands(root)[1].dtype]}, {sizes}" if tensor else sizes
+        tile = [str(size) for size in (plan.tile_m, plan.tile_n, plan.tile_k)]
+        if tensor:
+            tile = [_FORMATS[self._operands(root)[1].dtype], *tile, str(self._stages(plan))]
+        sizes = ", ".join([*tile, str(self.threads), str(skew), flag(along_a), flag(along_b)])
         bounds = f"m0, n0, {plan.m}, {plan.n}, {self._begin}, {self._end}, {shared}"
         lines.append(f"const float* sums = {name}<{sizes}>({bounds}, {operands[0]}, {operands[1]});")
         coordinates, element = self._tile_place(plan, root, batch)
-        stride = plan.tile_n + (4 if tensor else skew)
-        return lines + self._tile_store(plan, root, coordinates, element, stride)
+        lines += self._tile_store(plan, root, coordinates, element, plan.tile_n + (4 if tensor else skew))
+        if tensor and plan.num_pieces > 1:
+            lines.append("__syncthreads();  // the sums have been read: the next piece takes their place")
+        return lines
 
     def _tile_store(
         self, plan: ProductPlan, root: Operation, coordinates: Sequence[Index], element: Index, stride: int
     ) -> list[str]:
         """The epilogue over the tile's sums."""
         lines, results = self._store_functions(root, coordinates, element, "tk_index m, tk_index n", [], False)
-        batch = self._epilogue_batch(lines, plan.tile_m * plan.tile_n)
-        sizes = f"{plan.tile_m}, {plan.tile_n}, {self.threads}, {stride}, {batch}, {results}"
+        outputs = plan.tile_m * plan.tile_n
+        batch = self._epilogue_batch(lines, outputs)
+        if outputs > _LARGE_TILE:
+            batch = _LARGE_BATCH
+        whole = plan.m % plan.tile_m == plan.n % plan.tile_n == outputs % (batch * self.threads) == 0
+        sizes = f"{plan.tile_m}, {plan.tile_n}, {self.threads}, {stride}, {batch}, {flag(whole)}, {results}"
         bounds = f"m0, n0, {plan.m}, {plan.n}, sums"
         return [*lines, f"tk_tile_store<{sizes}>({bounds}, compute, write);"]
 
@@ -289,24 +298,24 @@ class ProductBody(TaskBody):
         reads |= self.region is not None and self.region.adds is not None
         return min(4, ceil_div(outputs, self.threads)) if reads else 1
 
+    def _stages(self, plan: ProductPlan) -> int:
+        return pipeline_stages(plan, self.frame.schedule.target)
+
     def _skew(self, plan: ProductPlan) -> int:
         """Padding of shared-memory rows in elements."""
         return plan.skew_bytes // (2 if plan.path == "tensor" else 4)
 
     def _reserve_tiles(self, plan: ProductPlan, along_a: bool, along_b: bool) -> str:
-        """Reserve shared memory for two steps and the sums."""
+        """Reserve shared memory for the steps and the sums, which take a tensor-core product's steps' place."""
         skew = self._skew(plan)
+        elements = 0
+        for outer, along_k in ((plan.tile_m, along_a), (plan.tile_n, along_b)):
+            row, count = (plan.tile_k, outer) if along_k else (outer, plan.tile_k)
+            elements += (row + skew) * count
         if plan.path == "tensor":
-            steps = 2 * 2 * (plan.tile_k + skew) * (plan.tile_m + plan.tile_n)
-            sums = 4 * plan.tile_m * (plan.tile_n + 4)
+            self.shared_bytes = max(self._stages(plan) * 2 * elements, 4 * plan.tile_m * (plan.tile_n + 4))
         else:
-            floats = 0
-            for outer, along_k in ((plan.tile_m, along_a), (plan.tile_n, along_b)):
-                row, count = (plan.tile_k, outer) if along_k else (outer, plan.tile_k)
-                floats += (row + skew) * count
-            steps = 2 * 4 * floats
-            sums = 4 * plan.tile_m * (plan.tile_n + skew)
-        self.shared_bytes = steps + sums
+            self.shared_bytes = 2 * 4 * elements + 4 * plan.tile_m * (plan.tile_n + skew)
         self.needs_free_shared = True
         return "(unsigned short*)shared" if plan.path == "tensor" else "(float*)shared"
 
@@ -315,6 +324,7 @@ class ProductBody(TaskBody):
 
         A cast to the operand's dtype disappears, because the tensor-core step rounds to it anyway.
         """
+        operand_dtype = operand.dtype
         if plan.path == "tensor":
             operand = cast_source(operand, self.scope.inlined)
         if operand.buffer in self.scope.inlined:
@@ -326,12 +336,20 @@ class ProductBody(TaskBody):
         depth_stride, outer_stride = operand.strides[-2:]
         unit, other = (depth_stride, outer_stride) if along_k else (outer_stride, depth_stride)
         run = operand.shape[-2] if along_k else operand.shape[-1]
-        chunks = plan.chunk if along_k and plan.split > 1 else 4
-        vector = unit == 1 and other % 4 == 0 and run % 4 == 0 and chunks % 4 == 0
+        group = 8 if plan.path == "tensor" and storage.dtype == operand_dtype else 4
+        sizes = [other, run, operand.offset + storage.element_offset]
+        sizes += [plan.chunk] if along_k and plan.split > 1 else []
+        sizes += operand.strides[:-2] if plan.batch > 1 else ()
+        vector = unit == 1 and all(size % group == 0 for size in sizes)
         pointer = self.scope.pointer(operand.buffer, storage, const=True)
         base = f"{pointer} + {operand.offset}" if operand.offset else pointer
         if plan.batch > 1 and operand.strides[0]:
             base += f" + batch * {operand.strides[0]}"
+        whole = (
+            plan.path == "tensor" and storage.space == "arena" and all(step % group == 0 for _, step in storage.steps)
+        )
+        if vector and whole:
+            return f"tk_aligned_matrix({base}, {outer_stride}, {depth_stride})"
         return f"tk_matrix({base}, {outer_stride}, {depth_stride}, {flag(vector)})"
 
     def _along(self, operand: TensorSpec, coordinates: Sequence[Index], first: str, second: str) -> bool:
@@ -343,6 +361,31 @@ class ProductBody(TaskBody):
             weight = self.frame.storage(access.buffer).size_bytes
             votes += weight * (_unit_stride(access.index, first) - _unit_stride(access.index, second))
         return votes > 0
+
+
+def _tile_origin(plan: ProductPlan, tile: str) -> list[str]:
+    """Statements that give a tile's first row ``m0`` and column ``n0``.
+
+    Tiles are numbered along n. Of tensor-core products with many, some rows of tiles are taken together,
+    column by column, so that blocks that run at the same time share what they fetch.
+    """
+    tiles_m, tiles_n = ceil_div(plan.m, plan.tile_m), ceil_div(plan.n, plan.tile_n)
+    if plan.path != "tensor" or tiles_m <= GROUPED_ROWS or tiles_n <= GROUPED_ROWS:
+        return [
+            f"const tk_index m0 = (tk_index)({tile}) / {tiles_n} * {plan.tile_m};",
+            f"const tk_index n0 = (tk_index)({tile}) % {tiles_n} * {plan.tile_n};",
+        ]
+    whole = GROUPED_ROWS * tiles_n
+    rows = str(GROUPED_ROWS)
+    lines = [f"const tk_index group = (tk_index)({tile}) / {whole}, place = (tk_index)({tile}) % {whole};"]
+    if tiles_m % GROUPED_ROWS:
+        rows = "rows"
+        lines.append(f"const tk_index rows = tk_min({tiles_m} - group * {GROUPED_ROWS}, (tk_index){GROUPED_ROWS});")
+    return [
+        *lines,
+        f"const tk_index m0 = (group * {GROUPED_ROWS} + place % {rows}) * {plan.tile_m};",
+        f"const tk_index n0 = place / {rows} * {plan.tile_n};",
+    ]
 
 
 def _unit_stride(index: Index, name: str) -> bool:

@@ -5,7 +5,8 @@
 // at o * STRIDE + k; otherwise at k * STRIDE + o. Elements outside the operand are zero.
 
 // A plain view of a matrix in memory: element (outer, k) for a it is (m, k), for b it is (n, k).
-// `vector` promises that four neighbours along the contiguous dimension are whole and aligned.
+// `vector` promises that runs of neighbours along the contiguous dimension are whole and aligned: four
+// elements, or eight of 16 bits that a tensor-core product takes as they are.
 template <class T>
 struct TkMatrix {
   const T* base;
@@ -15,7 +16,13 @@ struct TkMatrix {
 
 template <class T>
 __device__ __forceinline__ TkMatrix<T> tk_matrix(const T* base, tk_index outer_stride, tk_index depth_stride, bool vector) {
-  return TkMatrix<T>{base, outer_stride, depth_stride, vector && (unsigned long long)base % (4 * sizeof(T)) == 0};
+  return TkMatrix<T>{base, outer_stride, depth_stride, vector && (unsigned long long)base % 16 == 0};
+}
+
+// One that is known to be whole and aligned: nothing else is compiled for it.
+template <class T>
+__device__ __forceinline__ TkMatrix<T> tk_aligned_matrix(const T* base, tk_index outer_stride, tk_index depth_stride) {
+  return TkMatrix<T>{base, outer_stride, depth_stride, true};
 }
 
 // Place of the run of GROUP neighbours that is number `run` of a step.
@@ -26,11 +33,12 @@ __device__ __forceinline__ void tk_place(int run, int& o, int& k) {
 }
 
 // The epilogue: every sum of the tile that lies inside the result, neighbours along n by neighbours.
-// All values of a batch are computed before any is written, so that their loads overlap. Results holds
-// what one element stores.
-template <int TILE_M, int TILE_N, int THREADS, int STRIDE, int BATCH, class Results, class Compute, class Write>
+// All values of a batch are computed before any is written, so that their loads overlap; with WHOLE tiles and
+// batches no check stands between them. Results holds what one element stores.
+template <int TILE_M, int TILE_N, int THREADS, int STRIDE, int BATCH, bool WHOLE, class Results, class Compute, class Write>
 __device__ __forceinline__ void tk_tile_store(tk_index m0, tk_index n0, tk_index m_end, tk_index n_end, const float* sums,
                                               Compute compute, Write write) {
+  static_assert(!WHOLE || TILE_M * TILE_N % (BATCH * THREADS) == 0, "whole batches");
 #pragma unroll 1
   for (int first = (int)threadIdx.x; first < TILE_M * TILE_N; first += BATCH * THREADS) {
     Results results[BATCH];
@@ -38,13 +46,14 @@ __device__ __forceinline__ void tk_tile_store(tk_index m0, tk_index n0, tk_index
     for (int u = 0; u < BATCH; ++u) {
       int e = first + u * THREADS;
       tk_index m = m0 + e / TILE_N, n = n0 + e % TILE_N;
-      if (e < TILE_M * TILE_N && m < m_end && n < n_end) compute(m, n, sums[e / TILE_N * STRIDE + e % TILE_N], results[u]);
+      if (WHOLE || (e < TILE_M * TILE_N && m < m_end && n < n_end))
+        compute(m, n, sums[e / TILE_N * STRIDE + e % TILE_N], results[u]);
     }
 #pragma unroll
     for (int u = 0; u < BATCH; ++u) {
       int e = first + u * THREADS;
       tk_index m = m0 + e / TILE_N, n = n0 + e % TILE_N;
-      if (e < TILE_M * TILE_N && m < m_end && n < n_end) write(m, n, results[u]);
+      if (WHOLE || (e < TILE_M * TILE_N && m < m_end && n < n_end)) write(m, n, results[u]);
     }
   }
 }

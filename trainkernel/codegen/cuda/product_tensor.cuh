@@ -1,37 +1,39 @@
-// A tensor-core product tile for float16 or bfloat16 operands, float32 sums.
+// Operands of tensor-core products: 16-bit elements in shared memory.
 //
-// One block computes TILE_M x TILE_N outputs by mma.m16n8k16. Both operands lie in shared memory
-// with the depth innermost, a[m][k] and b[n][k], each row padded by SKEW elements so that ldmatrix
-// meets no bank conflict; what is not of the format yet is rounded to it on the way. Two buffers, and
-// sums that go through shared memory to the epilogue, as in the float32 tile. A warp owns
-// neighbouring 16 x 8 units. Depth beyond the end is zero.
+// A step of an operand is OUTER x TILE_K elements, laid out as in device memory: along the depth, a
+// row of TILE_K for each outer place; else a row of OUTER for each depth, which ldmatrix transposes.
+// Rows are padded by SKEW elements so that ldmatrix meets no bank conflict. Operands of the format
+// are copied in the background, 16 bytes at a time where rows are aligned to them; others go through
+// registers and are rounded to the format on the way. Elements outside the operand are zero.
 
 struct TkFloat16Format {
-  static __device__ __forceinline__ unsigned bits(float value) { return tk_float_to_float16_bits(value); }
+  typedef tk_float16 Element;
+  static __device__ __forceinline__ unsigned bits(float low, float high) {
+    return tk_floats_to_float16_bits(low, high);
+  }
   static __device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     tk_mma_m16n8k16_float16(d, a, b);
   }
 };
 
 struct TkBfloat16Format {
-  static __device__ __forceinline__ unsigned bits(float value) { return tk_float_to_bfloat16_bits(value); }
+  typedef tk_bfloat16 Element;
+  static __device__ __forceinline__ unsigned bits(float low, float high) {
+    return tk_floats_to_bfloat16_bits(low, high);
+  }
   static __device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     tk_mma_m16n8k16_bfloat16(d, a, b);
   }
 };
 
-template <int TILE_M, int TILE_N, int TILE_K, int THREADS, int SKEW>
-struct TkTensorTile {
-  static constexpr int WARPS = THREADS / 32;
-  static constexpr int UNITS_N = TILE_N / 8;
-  static constexpr int UNITS = TILE_M / 16 * UNITS_N;
-  static constexpr int UNITS_PER_WARP = UNITS >= WARPS ? UNITS / WARPS : 1;
-  static constexpr int STRIDE = TILE_K + SKEW;
-  static constexpr int STEP_ELEMENTS = STRIDE * (TILE_M + TILE_N);
-  static constexpr int STRIDE_SUMS = TILE_N + 4;
-  static_assert(TILE_M % 16 == 0 && TILE_N % 8 == 0 && TILE_K % 16 == 0, "whole mma tiles");
-  static_assert(UNITS < WARPS || UNITS % WARPS == 0, "units are dealt evenly");
-  static_assert(SKEW % 8 == 0, "ldmatrix rows are 16-byte aligned");
+// Whether steps of an operand are copied in the background: it is a matrix of the format's elements.
+template <class Operand, class Element>
+struct TkIsCopied {
+  static constexpr bool value = false;
+};
+template <class Element>
+struct TkIsCopied<TkMatrix<Element>, Element> {
+  static constexpr bool value = true;
 };
 
 __device__ __forceinline__ void tk_load_four(float (&values)[4], const float* from) {
@@ -50,7 +52,43 @@ __device__ __forceinline__ void tk_load_four(float (&values)[4], const T* from) 
   values[3] = tk_value(T{(unsigned short)(four.y >> 16)});
 }
 
-// One step of a plain operand: runs of four neighbours, four runs of a thread under way at a time.
+// Start one step of a matrix of the format, in runs of eight; without aligned rows, element by element.
+template <int OUTER, int TILE_K, int THREADS, int STRIDE, bool ALONG_K, class T>
+__device__ __forceinline__ void tk_tensor_copy(unsigned short* shared, tk_index o0, tk_index o_end, tk_index k0, tk_index k_end,
+                                               const TkMatrix<T>& matrix) {
+  constexpr int RUNS = OUTER * TILE_K / 8;
+  if (matrix.vector) {
+#pragma unroll
+    for (int first = 0; first < RUNS; first += THREADS) {
+      const int run = first + (int)threadIdx.x;
+      if (RUNS % THREADS != 0 && run >= RUNS) break;
+      int o, k;
+      tk_place<OUTER, TILE_K, ALONG_K, 8>(run, o, k);
+      unsigned short* to = shared + (ALONG_K ? o * STRIDE + k : k * STRIDE + o);
+      if (o0 + o < o_end && k0 + k < k_end)
+        tk_cp_async_16(to, matrix.base + (o0 + o) * matrix.outer_stride + (k0 + k) * matrix.depth_stride);
+      else
+        *(uint4*)to = make_uint4(0, 0, 0, 0);
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int run = (int)threadIdx.x; run < RUNS; run += THREADS) {
+    int o, k;
+    tk_place<OUTER, TILE_K, ALONG_K, 8>(run, o, k);
+    const T* from = matrix.base + (o0 + o) * matrix.outer_stride + (k0 + k) * matrix.depth_stride;
+    const tk_index stride = ALONG_K ? matrix.depth_stride : matrix.outer_stride;
+    // How many of the eight lie inside of the operand.
+    const tk_index left = ALONG_K ? (o0 + o < o_end ? k_end - k0 - k : 0) : (k0 + k < k_end ? o_end - o0 - o : 0);
+    unsigned bits[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) bits[i] = i < left ? from[i * stride].bits : 0;
+    *(uint4*)(shared + (ALONG_K ? o * STRIDE + k : k * STRIDE + o)) =
+        make_uint4(bits[0] | bits[1] << 16, bits[2] | bits[3] << 16, bits[4] | bits[5] << 16, bits[6] | bits[7] << 16);
+  }
+}
+
+// One step of a matrix of other elements: runs of four neighbours, four runs of a thread under way at a time.
 template <class Format, int OUTER, int TILE_K, int THREADS, int STRIDE, bool ALONG_K, class T>
 __device__ __forceinline__ void tk_tensor_fill(unsigned short* shared, tk_index o0, tk_index o_end, tk_index k0,
                                                tk_index k_end, const TkMatrix<T>& matrix) {
@@ -80,20 +118,13 @@ __device__ __forceinline__ void tk_tensor_fill(unsigned short* shared, tk_index 
       int o, k;
       tk_place<OUTER, TILE_K, ALONG_K, 4>(first + u * THREADS, o, k);
       if (first + u * THREADS >= RUNS) continue;
-      if constexpr (ALONG_K) {
-        uint2 four;
-        four.x = Format::bits(values[u][0]) | Format::bits(values[u][1]) << 16;
-        four.y = Format::bits(values[u][2]) | Format::bits(values[u][3]) << 16;
-        *(uint2*)(shared + o * STRIDE + k) = four;
-      } else {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) shared[(o + i) * STRIDE + k] = (unsigned short)Format::bits(values[u][i]);
-      }
+      *(uint2*)(shared + (ALONG_K ? o * STRIDE + k : k * STRIDE + o)) =
+          make_uint2(Format::bits(values[u][0], values[u][1]), Format::bits(values[u][2], values[u][3]));
     }
   }
 }
 
-// One step of a fused operand: load(o, k) is evaluated for two pairs along the depth at a time.
+// One step of a fused operand: load(o, k) is evaluated for two pairs of neighbours at a time.
 template <class Format, int OUTER, int TILE_K, int THREADS, int STRIDE, bool ALONG_K, class Load>
 __device__ __forceinline__ void tk_tensor_fill(unsigned short* shared, tk_index o0, tk_index o_end, tk_index k0,
                                                tk_index k_end, const Load& load) {
@@ -103,74 +134,29 @@ __device__ __forceinline__ void tk_tensor_fill(unsigned short* shared, tk_index 
     unsigned bits[2];
 #pragma unroll
     for (int u = 0; u < 2; ++u) {
-      int pair = first + u * THREADS, o = ALONG_K ? pair / (TILE_K / 2) : pair % OUTER;
-      int k = 2 * (ALONG_K ? pair % (TILE_K / 2) : pair / OUTER);
-      bool inside = pair < PAIRS && o0 + o < o_end;
-      float low = inside && k0 + k < k_end ? load(o0 + o, k0 + k) : 0.0f;
-      float high = inside && k0 + k + 1 < k_end ? load(o0 + o, k0 + k + 1) : 0.0f;
-      bits[u] = Format::bits(low) | Format::bits(high) << 16;
+      int o, k;
+      tk_place<OUTER, TILE_K, ALONG_K, 2>(first + u * THREADS, o, k);
+      const bool inside = first + u * THREADS < PAIRS && o0 + o < o_end && k0 + k < k_end;
+      const bool next = inside && (ALONG_K ? k0 + k + 1 < k_end : o0 + o + 1 < o_end);
+      float low = inside ? load(o0 + o, k0 + k) : 0.0f;
+      float high = next ? load(o0 + o + !ALONG_K, k0 + k + ALONG_K) : 0.0f;
+      bits[u] = Format::bits(low, high);
     }
 #pragma unroll
     for (int u = 0; u < 2; ++u) {
-      int pair = first + u * THREADS, o = ALONG_K ? pair / (TILE_K / 2) : pair % OUTER;
-      int k = 2 * (ALONG_K ? pair % (TILE_K / 2) : pair / OUTER);
-      if (pair < PAIRS) *(unsigned*)(shared + o * STRIDE + k) = bits[u];
+      int o, k;
+      tk_place<OUTER, TILE_K, ALONG_K, 2>(first + u * THREADS, o, k);
+      if (first + u * THREADS < PAIRS) *(unsigned*)(shared + (ALONG_K ? o * STRIDE + k : k * STRIDE + o)) = bits[u];
     }
   }
 }
 
-// Operands are TkMatrix or functions: a(m, k), b(n, k). Returns where the sums are: m, n at
-// m * STRIDE_SUMS + n.
-template <class Format, int TILE_M, int TILE_N, int TILE_K, int THREADS, int SKEW, bool A_ALONG_K, bool B_ALONG_K, class A,
-          class B>
-__device__ __forceinline__ const float* tk_tensor_sums(tk_index m0, tk_index n0, tk_index m_end, tk_index n_end,
-                                                       tk_index k_begin, tk_index k_end, unsigned short* shared, const A& a,
-                                                       const B& b) {
-  using Tile = TkTensorTile<TILE_M, TILE_N, TILE_K, THREADS, SKEW>;
-  const int lane = (int)threadIdx.x % 32, first_unit = (int)threadIdx.x / 32 * Tile::UNITS_PER_WARP;
-  const bool works = first_unit < Tile::UNITS;
-  float sums[Tile::UNITS_PER_WARP][4] = {};
-
-  // The piece before may still read its sums, which nobody writes before the first barrier here.
-  float* finished = (float*)(shared + 2 * Tile::STEP_ELEMENTS);
-  // Step k0: place it, then multiply the step before it, which lies in the other buffer.
-  unsigned short *placed = shared, *ready = shared + Tile::STEP_ELEMENTS;
-#pragma unroll 1
-  for (tk_index k0 = k_begin; k0 < k_end + TILE_K; k0 += TILE_K) {
-    if (k0 < k_end) {
-      tk_tensor_fill<Format, TILE_M, TILE_K, THREADS, Tile::STRIDE, A_ALONG_K>(placed, m0, m_end, k0, k_end, a);
-      tk_tensor_fill<Format, TILE_N, TILE_K, THREADS, Tile::STRIDE, B_ALONG_K>(placed + TILE_M * Tile::STRIDE, n0, n_end, k0,
-                                                                               k_end, b);
-    }
-    if (k0 > k_begin && works) {
-      const unsigned short* step_b = ready + TILE_M * Tile::STRIDE;
-      const int depth = (int)tk_min(k_end - (k0 - TILE_K), (tk_index)TILE_K);
-#pragma unroll 1
-      for (int k = 0; k < depth; k += 16) {
-#pragma unroll
-        for (int u = 0; u < Tile::UNITS_PER_WARP; ++u) {
-          int unit_m = (first_unit + u) / Tile::UNITS_N, unit_n = (first_unit + u) % Tile::UNITS_N;
-          unsigned rows[4], columns[2];
-          tk_ldmatrix_x4(rows, ready + (unit_m * 16 + lane % 16) * Tile::STRIDE + k + lane / 16 * 8);
-          tk_ldmatrix_x2(columns, step_b + (unit_n * 8 + lane % 8) * Tile::STRIDE + k + lane / 8 % 2 * 8);
-          Format::mma(sums[u], rows, columns);
-        }
-      }
-    }
-    if (k0 < k_end) __syncthreads();  // the step is complete, and the one before it has been read
-    unsigned short* swap = placed;
-    placed = ready;
-    ready = swap;
-  }
-  if (works) {
-#pragma unroll
-    for (int u = 0; u < Tile::UNITS_PER_WARP; ++u) {
-      int m = (first_unit + u) / Tile::UNITS_N * 16 + lane / 4, n = (first_unit + u) % Tile::UNITS_N * 8 + lane % 4 * 2;
-      float* low = finished + m * Tile::STRIDE_SUMS + n;
-      *(float2*)low = make_float2(sums[u][0], sums[u][1]);
-      *(float2*)(low + 8 * Tile::STRIDE_SUMS) = make_float2(sums[u][2], sums[u][3]);
-    }
-  }
-  __syncthreads();  // the sums are complete
-  return finished;
+// One step of any operand. A copied one has arrived after tk_cp_async_wait and a block barrier, others after the barrier.
+template <class Format, int OUTER, int TILE_K, int THREADS, int STRIDE, bool ALONG_K, class Operand>
+__device__ __forceinline__ void tk_tensor_step(unsigned short* shared, tk_index o0, tk_index o_end, tk_index k0, tk_index k_end,
+                                               const Operand& operand) {
+  if constexpr (TkIsCopied<Operand, typename Format::Element>::value)
+    tk_tensor_copy<OUTER, TILE_K, THREADS, STRIDE, ALONG_K>(shared, o0, o_end, k0, k_end, operand);
+  else
+    tk_tensor_fill<Format, OUTER, TILE_K, THREADS, STRIDE, ALONG_K>(shared, o0, o_end, k0, k_end, operand);
 }

@@ -107,17 +107,27 @@ __device__ __forceinline__ void tk_mma_m16n8k8_tf32(float (&d)[4], const unsigne
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-__device__ __forceinline__ void tk_ldmatrix_x4(unsigned (&r)[4], const void* shared_row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(tk_shared_address(shared_row))
-               : "memory");
-}
-__device__ __forceinline__ void tk_ldmatrix_x2(unsigned (&r)[2], const void* shared_row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-               : "=r"(r[0]), "=r"(r[1])
-               : "r"(tk_shared_address(shared_row))
-               : "memory");
-}
+// 8 x 8 matrices of 16-bit elements from rows in shared memory; the transposed form gives each lane two
+// neighbours along a column.
+#define TK_LDMATRIX_X4(name, kind)                                                                                    \
+  __device__ __forceinline__ void name(unsigned(&r)[4], const void* shared_row) {                                     \
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4" kind ".shared.b16 {%0, %1, %2, %3}, [%4];"                           \
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])                                                     \
+                 : "r"(tk_shared_address(shared_row))                                                                 \
+                 : "memory");                                                                                         \
+  }
+TK_LDMATRIX_X4(tk_ldmatrix_x4, "")
+TK_LDMATRIX_X4(tk_ldmatrix_x4_trans, ".trans")
+#undef TK_LDMATRIX_X4
+#define TK_LDMATRIX_X2(name, kind)                                                                                    \
+  __device__ __forceinline__ void name(unsigned(&r)[2], const void* shared_row) {                                     \
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2" kind ".shared.b16 {%0, %1}, [%2];"                                   \
+                 : "=r"(r[0]), "=r"(r[1])                                                                             \
+                 : "r"(tk_shared_address(shared_row))                                                                 \
+                 : "memory");                                                                                         \
+  }
+TK_LDMATRIX_X2(tk_ldmatrix_x2, "")
+TK_LDMATRIX_X2(tk_ldmatrix_x2_trans, ".trans")
+#undef TK_LDMATRIX_X2
 
 #endif
