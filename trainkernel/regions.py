@@ -57,6 +57,7 @@ _STREAM_BYTES_PER_US = 2.4e4
 _L2_BYTES_PER_US = 5.5e6
 _REGION_US = 0.8
 _GRID_PART_US = 1.3
+_TENSOR_STAGE_US = 1.2
 _PARTIAL_BYTES_PER_US = 3.0e6
 
 
@@ -392,6 +393,8 @@ class _ItemCost:
 
 
 def _format_of(product: Operation, options: Options) -> str:
+    if not is_block_product(product):
+        return ""
     a, b = product.inputs[-2:]
     assert isinstance(a, TensorSpec) and isinstance(b, TensorSpec)
     return tensor_format(a, b, options)
@@ -472,7 +475,10 @@ class RegionCost:
             kept_bytes / _BLOCK_BYTES_PER_US + streamed_bytes / _STREAM_BYTES_PER_US,
             blocks * (kept_bytes + streamed_bytes) / _L2_BYTES_PER_US,
         )
-        return waves * (piece_us + moved_us) + 2 * partial_bytes / _PARTIAL_BYTES_PER_US
+        outside = {name for item in self._items if not plan.has(item.name) for name in item.operands}
+        left_bytes = sum(self._sizes[name] for name in outside & plan.rows)
+        left_us = 2 * left_bytes / _L2_BYTES_PER_US
+        return waves * (piece_us + moved_us) + left_us + 2 * partial_bytes / _PARTIAL_BYTES_PER_US
 
     def _bytes_from_outside(self, inside: list[_ItemCost], plan: RegionPlan) -> tuple[float, float]:
         """What a block fetches for a piece: what it keeps, and what does not fit, with each use."""
@@ -549,7 +555,7 @@ def _stage_us(operation: Operation, target: Target, options: Options) -> float:
         evaluations = prod(operation.outputs[0].shape) * (OPS[operation.op].cost + 1)
         return evaluations / 4 / _BLOCK_EVALUATIONS_PER_US / target.num_sms
     if kind == "product":
-        return target.grid_barrier_us + product_cost_us(
-            plan_product(operation, target, options), target, options.threads
-        )
+        plan = plan_product(operation, target, options)
+        extra_us = _TENSOR_STAGE_US if plan.path == "tensor" else 0.0
+        return target.grid_barrier_us + product_cost_us(plan, target, options.threads) + extra_us
     return target.grid_barrier_us + _GRID_PART_US
