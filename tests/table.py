@@ -9,6 +9,7 @@ depend on the dtype: they are swept in full for float32 and for a few ops of eve
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -554,8 +555,13 @@ def _add_biases(
 # ---------------------------------------------------------------------------- all
 
 
-def op_cases() -> Iterator[Case]:
+@functools.cache
+def op_cases() -> tuple[Case, ...]:
     """Every case of the table, in the table's order; ``indexed_table`` and ``scan_table`` have the others."""
+    return tuple(_op_cases())
+
+
+def _op_cases() -> Iterator[Case]:
     for op in filter(is_covered, OPS.values()):
         if op.kind == "pointwise":
             yield from _pointwise_cases(op)

@@ -58,7 +58,7 @@ def simulate(program: Program, inputs: Sequence[Any], monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("chunk", CHUNKS)
 def test_a_float32_device_is_within(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     cases: list[Case | RandomProgram] = [random_program(seed) for seed in range(chunk, 200, len(CHUNKS))]
-    cases += list(op_cases())[chunk :: len(CHUNKS)]
+    cases += op_cases()[chunk :: len(CHUNKS)]
     for case in cases:
         unknown = assert_close(simulate(case.program, case.inputs, monkeypatch), case.program, case.inputs, case.name)
         assert unknown < 0.05, case.name

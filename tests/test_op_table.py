@@ -13,7 +13,7 @@ from trainkernel import emulator
 from trainkernel.codegen import generate
 from trainkernel.ops import OPS
 
-CASES = tuple(op_cases())
+CASES = op_cases()
 CHUNK = 12
 
 
