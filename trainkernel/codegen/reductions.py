@@ -195,16 +195,18 @@ class ReductionBody(TaskBody):
     ) -> str:
         op = reduce_type(kind, domain, self.scope.templates)
         c_type, itemsize_bytes = C_TYPES[domain], DTYPES[domain].itemsize_bytes
+        whole = f"{plan.chunk}, {flag(plan.count % plan.chunk == 0)}" if plan.partials > 1 else f"{plan.count}, true"
         if plan.path == "thread":
-            return f"tk_reduce_lane<{op}, 1>({begin}, {end}, {load})"
+            return f"tk_reduce_lane<{op}, 1, {whole}>({begin}, {end}, {load})"
         if plan.path == "warp":
-            return f"tk_reduce_warp<{op}>({begin}, {end}, {load})"
+            return f"tk_reduce_warp<{op}, {whole}>({begin}, {end}, {load})"
         if plan.path == "block":
             self.shared_bytes = max(self.shared_bytes, self.threads // 32 * itemsize_bytes)
-            return f"tk_reduce_block<{op}, {self.threads}, {flag(everyone)}>({begin}, {end}, ({c_type}*)shared, {load})"
+            sizes = f"{op}, {self.threads}, {whole}, {flag(everyone)}"
+            return f"tk_reduce_block<{sizes}>({begin}, {end}, ({c_type}*)shared, {load})"
         self.shared_bytes = max(self.shared_bytes, self.threads * itemsize_bytes)
         inside = self._inside or f"r < {plan.rows}"
-        sizes = f"{op}, {self.threads}, {plan.rows_per_piece}, {flag(everyone)}"
+        sizes = f"{op}, {self.threads}, {plan.rows_per_piece}, {whole}, {flag(everyone)}"
         return f"tk_reduce_columns<{sizes}>({inside}, {begin}, {end}, ({c_type}*)shared, {load})"
 
 
