@@ -675,71 +675,31 @@ __device__ __forceinline__ void task_8_loss(const TkParams& p, int piece) {
   }
 }
 
+// What differs between tasks 9 to 12.
+struct TkTask9 {
+  const float* b_w0;
+  const float* b_grad_w0_partials;
+  float* w_w0_next;
+  int size_0;
+};
+
 // Task 9, stage 1: pointwise w0_next: stores w0_next; 2 pieces
 //   w0_next: f32[20,33] = sub w0 mul
-__device__ __forceinline__ void task_9_w0_next(const TkParams& p, int piece) {
-  const float* b_w0 = (const float*)(p.in_w0);
-  const float* b_grad_w0_partials = (const float*)(p.workspace + 512);
-  float* w_w0_next = (float*)(p.in_w0);
-  const float v_rate = p.scalar_rate;
-  const tk_index i = (tk_index)piece * 512 + (tk_index)threadIdx.x;
-  if (i < 660) {
-    const float v_w0 = b_w0[i];
-    const float v_grad_w0 = tk_combine<TkSum, 8>([&](int s) { return b_grad_w0_partials[s * 660 + i]; });
-    const float v_mul = __fmul_rn(v_grad_w0, v_rate);
-    const float v_w0_next = __fsub_rn(v_w0, v_mul);
-    w_w0_next[i] = v_w0_next;
-  }
-}
-
 // Task 10, stage 1: pointwise b0_next: stores b0_next; 1 pieces
 //   b0_next: f32[33] = sub b0 mul_1
-__device__ __forceinline__ void task_10_b0_next(const TkParams& p, int piece) {
-  const float* b_b0 = (const float*)(p.in_b0);
-  const float* b_grad_b0_partials = (const float*)(p.workspace + 21760);
-  float* w_b0_next = (float*)(p.in_b0);
-  const float v_rate = p.scalar_rate;
-  const tk_index i = (tk_index)piece * 512 + (tk_index)threadIdx.x;
-  if (i < 33) {
-    const float v_b0 = b_b0[i];
-    const float v_grad_b0 = tk_combine<TkSum, 8>([&](int s) { return b_grad_b0_partials[s * 33 + i]; });
-    const float v_mul_1 = __fmul_rn(v_grad_b0, v_rate);
-    const float v_b0_next = __fsub_rn(v_b0, v_mul_1);
-    w_b0_next[i] = v_b0_next;
-  }
-}
-
 // Task 11, stage 1: pointwise w1_next: stores w1_next; 1 pieces
 //   w1_next: f32[33,2] = sub w1 mul_2
-__device__ __forceinline__ void task_11_w1_next(const TkParams& p, int piece) {
-  const float* b_w1 = (const float*)(p.in_w1);
-  const float* b_grad_w1_partials = (const float*)(p.workspace + 23040);
-  float* w_w1_next = (float*)(p.in_w1);
-  const float v_rate = p.scalar_rate;
-  const tk_index i = (tk_index)piece * 512 + (tk_index)threadIdx.x;
-  if (i < 66) {
-    const float v_w1 = b_w1[i];
-    const float v_grad_w1 = tk_combine<TkSum, 8>([&](int s) { return b_grad_w1_partials[s * 66 + i]; });
-    const float v_mul_2 = __fmul_rn(v_grad_w1, v_rate);
-    const float v_w1_next = __fsub_rn(v_w1, v_mul_2);
-    w_w1_next[i] = v_w1_next;
-  }
-}
-
 // Task 12, stage 1: pointwise b1_next: stores b1_next; 1 pieces
 //   b1_next: f32[2] = sub b1 mul_3
-__device__ __forceinline__ void task_12_b1_next(const TkParams& p, int piece) {
-  const float* b_b1 = (const float*)(p.in_b1);
-  const float* b_grad_b1_partials = (const float*)(p.workspace + 25344);
-  float* w_b1_next = (float*)(p.in_b1);
+__device__ __forceinline__ void tasks_9_to_12(const TkParams& p, int piece, const TkTask9& task) {
   const float v_rate = p.scalar_rate;
   const tk_index i = (tk_index)piece * 512 + (tk_index)threadIdx.x;
-  if (i < 2) {
-    const float v_b1 = b_b1[i];
-    const float v_grad_b1 = tk_combine<TkSum, 8>([&](int s) { return b_grad_b1_partials[s * 2 + i]; });
-    const float v_mul_3 = __fmul_rn(v_grad_b1, v_rate);
-    const float v_b1_next = __fsub_rn(v_b1, v_mul_3);
-    w_b1_next[i] = v_b1_next;
+  if (i < task.size_0) {
+    const float v_w0 = task.b_w0[i];
+    const float v_grad_w0 = tk_combine<TkSum, 8>([&](int s) { return task.b_grad_w0_partials[s * task.size_0 + i]; });
+    const float v_mul = __fmul_rn(v_grad_w0, v_rate);
+    const float v_w0_next = __fsub_rn(v_w0, v_mul);
+    task.w_w0_next[i] = v_w0_next;
   }
 }
 
@@ -795,24 +755,46 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
     task_8_loss(p, piece);
   }
 #pragma unroll 1
-  for (int piece = tk_first_piece(1); piece < 2; piece += gridDim.x) {
-    TK_TASK(1, 9);
-    task_9_w0_next(p, piece);
-  }
-#pragma unroll 1
-  for (int piece = tk_first_piece(3); piece < 1; piece += gridDim.x) {
-    TK_TASK(1, 10);
-    task_10_b0_next(p, piece);
-  }
-#pragma unroll 1
-  for (int piece = tk_first_piece(4); piece < 1; piece += gridDim.x) {
-    TK_TASK(1, 11);
-    task_11_w1_next(p, piece);
-  }
-#pragma unroll 1
-  for (int piece = tk_first_piece(5); piece < 1; piece += gridDim.x) {
-    TK_TASK(1, 12);
-    task_12_b1_next(p, piece);
+  for (int item = tk_first_piece(1); item < 5; item += gridDim.x) {
+    TkTask9 task;
+    int piece = item;
+    if (item < 2) {
+      TK_TASK(1, 9);
+      task = {
+        (const float*)(p.in_w0),  // b_w0
+        (const float*)(p.workspace + 512),  // b_grad_w0_partials
+        (float*)(p.in_w0),  // w_w0_next
+        660,
+      };
+    } else if (item < 3) {
+      TK_TASK(1, 10);
+      piece -= 2;
+      task = {
+        (const float*)(p.in_b0),  // b_b0
+        (const float*)(p.workspace + 21760),  // b_grad_b0_partials
+        (float*)(p.in_b0),  // w_b0_next
+        33,
+      };
+    } else if (item < 4) {
+      TK_TASK(1, 11);
+      piece -= 3;
+      task = {
+        (const float*)(p.in_w1),  // b_w1
+        (const float*)(p.workspace + 23040),  // b_grad_w1_partials
+        (float*)(p.in_w1),  // w_w1_next
+        66,
+      };
+    } else {
+      TK_TASK(1, 12);
+      piece -= 4;
+      task = {
+        (const float*)(p.in_b1),  // b_b1
+        (const float*)(p.workspace + 25344),  // b_grad_b1_partials
+        (float*)(p.in_b1),  // w_b1_next
+        2,
+      };
+    }
+    tasks_9_to_12(p, piece, task);
   }
 }
 
