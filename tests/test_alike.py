@@ -21,7 +21,7 @@ def _updates(*shapes: tuple[int, ...]) -> Program:
 
 def _inputs(program: Program) -> list[np.ndarray]:
     rng = np.random.default_rng(0)
-    return [rng.standard_normal(spec.shape).astype(np.float32) for spec in program.inputs]  # type: ignore[union-attr]
+    return [rng.standard_normal(spec.shape).astype(np.float32) for spec in program.inputs]
 
 
 def test_updates_of_several_shapes_share_a_function() -> None:
