@@ -432,11 +432,12 @@ struct TkCopy {
   unsigned reciprocal, row_bytes, shared_row_bytes, width;
 };
 
-template <int COUNT, int THREADS>
-__device__ __forceinline__ void tk_fetch(const TkCopy (&copies)[COUNT], void* const* tensors, const unsigned char* workspace,
-                                         unsigned char* shared, int piece, long long step) {
+// The entries from `first` to `end`.
+template <int THREADS>
+__device__ __forceinline__ void tk_fetch(const TkCopy* copies, int first, int end, void* const* tensors,
+                                         const unsigned char* workspace, unsigned char* shared, int piece, long long step) {
 #pragma unroll 1
-  for (int c = (int)threadIdx.x / 32; c < COUNT; c += THREADS / 32) {
+  for (int c = first + (int)threadIdx.x / 32; c < end; c += THREADS / 32) {
     const TkCopy copy = copies[c];
     const unsigned char* base = copy.tensor < 0 ? workspace : (const unsigned char*)tensors[copy.tensor];
     const unsigned char* source = base + copy.from + piece * copy.piece_bytes + step * copy.step_bytes;
@@ -450,12 +451,8 @@ __device__ __forceinline__ void tk_fetch(const TkCopy (&copies)[COUNT], void* co
       if (vector) {
         tk_cp_async_16(to, from);
       } else {
-        tk_cp_async_4(to, from);
-        if (copy.width == 4) {  // rows that are not aligned here
-          tk_cp_async_4(to + 4, from + 4);
-          tk_cp_async_4(to + 8, from + 8);
-          tk_cp_async_4(to + 12, from + 12);
-        }
+#pragma unroll 1
+        for (unsigned byte = 0; byte < copy.width * 4; byte += 4) tk_cp_async_4(to + byte, from + byte);
       }
     }
   }
@@ -493,19 +490,16 @@ __device__ __forceinline__ void task_1_cell_row_sums(const TkParams& p, int piec
   }
 }
 
-__constant__ TkCopy tk_copies_2_common_0[4] = {
+__constant__ TkCopy tk_copies_2_0[5] = {
   {0, 768, 0, 0, 0, 120, 10, 429496730, 160, 176, 4} /* w */,
   {0, 2880, 1920, 0, 0, 120, 10, 429496730, 160, 176, 4} /* w */,
   {0, 4992, 3840, 0, 0, 120, 10, 429496730, 160, 176, 4} /* w */,
   {0, 7104, 5760, 0, 0, 40, 10, 429496730, 160, 176, 4} /* w */,
-};
-
-__constant__ TkCopy tk_copies_2_piece_0[1] = {
-  {2, 256, 0, 160, 1440, 10, 10, 429496730, 160, 160, 4} /* row */,
-};
-
-__constant__ TkCopy tk_copies_2_piece_1[1] = {
   {3, 512, 0, 160, 0, 10, 10, 429496730, 160, 176, 4} /* carry */,
+};
+
+__constant__ TkCopy tk_copies_2_1[1] = {
+  {2, 256, 0, 160, 1440, 10, 10, 429496730, 160, 160, 4} /* row */,
 };
 
 // Task 2, stage 2: product after: stores after; epilogue z, after; inlines z; 9 pieces; block 9x40x40 tile 1x40x40
@@ -605,15 +599,11 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
     const int step_0 = count_0;
 
     // Stage 2: region of 9 pieces of 1 rows, 3 parts
-    if (blockIdx.x < 9) {
-      TK_TASK(2, 2);
-      tk_fetch<4, 512>(tk_copies_2_common_0, (void* const*)&p + 2, p.workspace, shared, 0, 0);
-    }
 #pragma unroll 1
     for (int piece = blockIdx.x; piece < 9; piece += gridDim.x) {
       TK_TASK(2, 2);
-      tk_fetch<1, 512>(tk_copies_2_piece_0, (void* const*)&p + 2, p.workspace, shared, piece, step_0);
-      tk_fetch<1, 512>(tk_copies_2_piece_1, (void* const*)&p + 2, p.workspace, shared, piece, 0);
+      tk_fetch<512>(tk_copies_2_0, piece == (int)blockIdx.x ? 0 : 4, 5, (void* const*)&p + 2, p.workspace, shared, piece, 0);
+      tk_fetch<512>(tk_copies_2_1, 0, 1, (void* const*)&p + 2, p.workspace, shared, piece, step_0);
       tk_cp_async_commit();
       tk_cp_async_wait<0>();
       __syncthreads();

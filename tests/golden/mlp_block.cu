@@ -432,11 +432,12 @@ struct TkCopy {
   unsigned reciprocal, row_bytes, shared_row_bytes, width;
 };
 
-template <int COUNT, int THREADS>
-__device__ __forceinline__ void tk_fetch(const TkCopy (&copies)[COUNT], void* const* tensors, const unsigned char* workspace,
-                                         unsigned char* shared, int piece, long long step) {
+// The entries from `first` to `end`.
+template <int THREADS>
+__device__ __forceinline__ void tk_fetch(const TkCopy* copies, int first, int end, void* const* tensors,
+                                         const unsigned char* workspace, unsigned char* shared, int piece, long long step) {
 #pragma unroll 1
-  for (int c = (int)threadIdx.x / 32; c < COUNT; c += THREADS / 32) {
+  for (int c = first + (int)threadIdx.x / 32; c < end; c += THREADS / 32) {
     const TkCopy copy = copies[c];
     const unsigned char* base = copy.tensor < 0 ? workspace : (const unsigned char*)tensors[copy.tensor];
     const unsigned char* source = base + copy.from + piece * copy.piece_bytes + step * copy.step_bytes;
@@ -450,12 +451,8 @@ __device__ __forceinline__ void tk_fetch(const TkCopy (&copies)[COUNT], void* co
       if (vector) {
         tk_cp_async_16(to, from);
       } else {
-        tk_cp_async_4(to, from);
-        if (copy.width == 4) {  // rows that are not aligned here
-          tk_cp_async_4(to + 4, from + 4);
-          tk_cp_async_4(to + 8, from + 8);
-          tk_cp_async_4(to + 12, from + 12);
-        }
+#pragma unroll 1
+        for (unsigned byte = 0; byte < copy.width * 4; byte += 4) tk_cp_async_4(to + byte, from + byte);
       }
     }
   }
@@ -474,7 +471,7 @@ struct TkParams {
   float scalar_rate;
 };
 
-__constant__ TkCopy tk_copies_0_piece_0[16] = {
+__constant__ TkCopy tk_copies_0_0[16] = {
   {1, 11520, 0, 0, 0, 20, 20, 214748365, 320, 320, 4} /* y */,
   {2, 11904, 0, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
   {2, 12384, 396, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
@@ -702,7 +699,7 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
 #pragma unroll 1
   for (int piece = blockIdx.x; piece < 1; piece += gridDim.x) {
     TK_TASK(0, 0);
-    tk_fetch<16, 512>(tk_copies_0_piece_0, (void* const*)&p + 2, p.workspace, shared, piece, 0);
+    tk_fetch<512>(tk_copies_0_0, piece == (int)blockIdx.x ? 0 : 16, 16, (void* const*)&p + 2, p.workspace, shared, piece, 0);
     tk_cp_async_commit();
     tk_cp_async_wait<0>();
     __syncthreads();

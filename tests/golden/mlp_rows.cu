@@ -432,11 +432,12 @@ struct TkCopy {
   unsigned reciprocal, row_bytes, shared_row_bytes, width;
 };
 
-template <int COUNT, int THREADS>
-__device__ __forceinline__ void tk_fetch(const TkCopy (&copies)[COUNT], void* const* tensors, const unsigned char* workspace,
-                                         unsigned char* shared, int piece, long long step) {
+// The entries from `first` to `end`.
+template <int THREADS>
+__device__ __forceinline__ void tk_fetch(const TkCopy* copies, int first, int end, void* const* tensors,
+                                         const unsigned char* workspace, unsigned char* shared, int piece, long long step) {
 #pragma unroll 1
-  for (int c = (int)threadIdx.x / 32; c < COUNT; c += THREADS / 32) {
+  for (int c = first + (int)threadIdx.x / 32; c < end; c += THREADS / 32) {
     const TkCopy copy = copies[c];
     const unsigned char* base = copy.tensor < 0 ? workspace : (const unsigned char*)tensors[copy.tensor];
     const unsigned char* source = base + copy.from + piece * copy.piece_bytes + step * copy.step_bytes;
@@ -450,12 +451,8 @@ __device__ __forceinline__ void tk_fetch(const TkCopy (&copies)[COUNT], void* co
       if (vector) {
         tk_cp_async_16(to, from);
       } else {
-        tk_cp_async_4(to, from);
-        if (copy.width == 4) {  // rows that are not aligned here
-          tk_cp_async_4(to + 4, from + 4);
-          tk_cp_async_4(to + 8, from + 8);
-          tk_cp_async_4(to + 12, from + 12);
-        }
+#pragma unroll 1
+        for (unsigned byte = 0; byte < copy.width * 4; byte += 4) tk_cp_async_4(to + byte, from + byte);
       }
     }
   }
@@ -474,7 +471,7 @@ struct TkParams {
   float scalar_rate;
 };
 
-__constant__ TkCopy tk_copies_0_common_0[10] = {
+__constant__ TkCopy tk_copies_0_0[12] = {
   {5, 2432, 0, 0, 0, 2, 2, 2147483648u, 8, 8, 1} /* b1 */,
   {3, 2560, 0, 0, 0, 33, 33, 130150525, 132, 132, 1} /* b0 */,
   {4, 3328, 0, 0, 0, 66, 2, 2147483648u, 8, 32, 1} /* w1 */,
@@ -485,9 +482,6 @@ __constant__ TkCopy tk_copies_0_common_0[10] = {
   {2, 6400, 1584, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
   {2, 6880, 1980, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
   {2, 7360, 2376, 0, 0, 66, 33, 130150525, 132, 160, 1} /* w0 */,
-};
-
-__constant__ TkCopy tk_copies_0_piece_0[2] = {
   {1, 1792, 0, 40, 0, 10, 10, 429496730, 40, 40, 1} /* y */,
   {0, 2816, 0, 400, 0, 25, 5, 858993460, 80, 96, 4} /* x */,
 };
@@ -713,14 +707,10 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
   TK_DYNAMIC_SHARED(shared);
 
   // Stage 0: region of 8 pieces of 5 rows, 8 parts
-  if (blockIdx.x < 8) {
-    TK_TASK(0, 0);
-    tk_fetch<10, 512>(tk_copies_0_common_0, (void* const*)&p + 2, p.workspace, shared, 0, 0);
-  }
 #pragma unroll 1
   for (int piece = blockIdx.x; piece < 8; piece += gridDim.x) {
     TK_TASK(0, 0);
-    tk_fetch<2, 512>(tk_copies_0_piece_0, (void* const*)&p + 2, p.workspace, shared, piece, 0);
+    tk_fetch<512>(tk_copies_0_0, piece == (int)blockIdx.x ? 0 : 10, 12, (void* const*)&p + 2, p.workspace, shared, piece, 0);
     tk_cp_async_commit();
     tk_cp_async_wait<0>();
     __syncthreads();

@@ -12,7 +12,7 @@ from trainkernel.codegen.generated import GeneratedKernel, Region, ScalarSlot, S
 from trainkernel.codegen.host_entry import HostEntryDescription, HostScalar, HostTensor, emit_host_entry
 from trainkernel.codegen.regions import plan_fetches
 from trainkernel.codegen.tasks import TaskFunction, emit_task, emit_uniform
-from trainkernel.codegen.text import block, comment
+from trainkernel.codegen.text import comment
 from trainkernel.dtypes import DTYPES
 from trainkernel.ir import Loop, Program, ScalarSpec, TensorSpec, length_limits
 from trainkernel.memory import Frame, MemoryPlan, Scope, Storage
@@ -229,34 +229,23 @@ class _Body:
     def region(self, region: BlockRegion, stage: int, frame: Frame, indent: str) -> None:
         """The pieces of a region that a block computes, one after another; the parts of each in order."""
         inner = indent + _INDENT
-        tables = [
-            plan_fetches(region, frame, self.tensor, f"tk_copies_{stage}", of_piece=of_piece)
-            for of_piece in (False, True)
-        ]
+        tables = plan_fetches(region, frame, self.tensor, f"tk_copies_{stage}")
         threads = frame.schedule.options.threads
         tensors = "p.tensors" if self.layout.uses_table else "(void* const*)&p + 2"
-        common, own = (
-            [fetch.call(threads, tensors, piece) for fetch in fetches]
-            for fetches, piece in zip(tables, ("0", "piece"), strict=True)
-        )
-        self.functions += [fetch.table for fetches in tables for fetch in fetches]
-        fetches = bool(common or own)
+        self.functions += [fetch.table for fetch in tables]
+        fetches = bool(tables)
         if fetches:
             self.templates.add("staged")
         self.shared_bytes = max(self.shared_bytes, region.shared.end_bytes)
         if self.shared_in_use:
             self.lines.append(f"{indent}__syncthreads();  // shared is free: what ran before may still read it")
-        mark = f"TK_TASK({stage}, {len(self.tasks)});"
-        if common:  # a block without a piece would not wait for its copies
-            self.lines += [
-                f"{indent}{line}" for line in block(f"if (blockIdx.x < {region.split.pieces})", [mark, *common])
-            ]
         self.lines += [
             "#pragma unroll 1",
             f"{indent}for (int piece = blockIdx.x; piece < {region.split.pieces}; piece += gridDim.x) {{",
         ]
-        self.lines += [f"{inner}{line}" for line in ([mark, *own] if own else [])]
         if fetches:
+            self.lines.append(f"{inner}TK_TASK({stage}, {len(self.tasks)});")
+            self.lines += [f"{inner}{fetch.call(threads, tensors)}" for fetch in tables]
             self.lines.append(f"{inner}tk_cp_async_commit();")
         for part, waits in zip(region.parts, region.waits, strict=False):
             lines = self.part(part, stage, frame, region)
