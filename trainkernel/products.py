@@ -638,6 +638,8 @@ class ReductionPlan:
     partials, chunk : int
         Number of first-phase pieces per row and their length; partials 1 means one phase.
     rows_per_piece : int
+    slices : int
+        Parts of a chunk that a block reduces one after another, each a piece of a block region.
     """
 
     path: str
@@ -646,6 +648,12 @@ class ReductionPlan:
     partials: int
     chunk: int
     rows_per_piece: int
+    slices: int = 1
+
+    @property
+    def own_count(self) -> int:
+        """Elements of one piece that go into a result, or fewer in the last."""
+        return (self.chunk if self.partials > 1 else self.count) // self.slices
 
     @property
     def num_pieces(self) -> int:
@@ -669,8 +677,9 @@ def plan_reduction(operation: Operation, target: Target, options: Options) -> Re
     if "pieces" in operation.attrs:
         pieces = operation.attrs["pieces"]
         if operation.op == "reduce_partials":
-            path = _path_of_piece(rows, count // pieces // operation.attrs.get("slices", 1), by_columns, options)
-            return ReductionPlan(path, rows, count, pieces, count // pieces, _rows_together(path, options))
+            slices = operation.attrs.get("slices", 1)
+            path = _path_of_piece(rows, count // pieces // slices, by_columns, options)
+            return ReductionPlan(path, rows, count, pieces, count // pieces, _rows_together(path, options), slices)
         path = _path_of_piece(rows // pieces, count, by_columns, options)
         return ReductionPlan(path, rows, count, 1, count, _rows_together(path, options))
     warps = options.threads // 32

@@ -72,23 +72,24 @@ __device__ __forceinline__ void tk_cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-// Shared memory by its address. A load may move between two barriers, or two calls.
+// Shared memory by its address.
 template <class T>
 __device__ __forceinline__ T tk_load_shared(TkSharedAddress from);
 template <>
 __device__ __forceinline__ float tk_load_shared<float>(TkSharedAddress from) {
   float value;
-  asm("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from));
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from) : "memory");
   return value;
 }
 __device__ __forceinline__ void tk_store_shared(TkSharedAddress to, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
 }
-#define TK_LDMATRIX(name, form)                                                     \
-  __device__ __forceinline__ void name(unsigned(&r)[4], TkSharedAddress row) {      \
-    asm("ldmatrix.sync.aligned.m8n8.x4" form ".shared.b16 {%0, %1, %2, %3}, [%4];" \
-        : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])                            \
-        : "r"(row));                                                                \
+#define TK_LDMATRIX(name, form)                                                              \
+  __device__ __forceinline__ void name(unsigned(&r)[4], TkSharedAddress row) {               \
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4" form ".shared.b16 {%0, %1, %2, %3}, [%4];" \
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])                            \
+                 : "r"(row)                                                                  \
+                 : "memory");                                                                \
   }
 TK_LDMATRIX(tk_ldmatrix_x4, "")
 TK_LDMATRIX(tk_ldmatrix_x4_trans, ".trans")
@@ -254,17 +255,22 @@ struct TkMax {
   static __device__ __forceinline__ float merge(float a, float b) { return tk_maximum(a, b); }
 };
 
-// Elements first, first + LANES, ... below end, in order; FLIGHT loads under way.
-template <class Op, int LANES, int FLIGHT = 4, class Load>
+// Elements first, first + LANES, ... below end, in order; FLIGHT loads under way, fewer where a lane has no more.
+// No row has more than COUNT elements; with EXACT every row has all of them.
+template <class Op, int LANES, tk_index COUNT, bool EXACT, int FLIGHT = 4, class Load>
 __device__ __forceinline__ typename Op::Value tk_reduce_lane(tk_index first, tk_index end, Load load) {
+  constexpr tk_index STEPS = COUNT > LANES ? (COUNT + LANES - 1) / LANES : 1;
+  constexpr int BATCH = STEPS < FLIGHT ? (int)STEPS : FLIGHT;
+  constexpr bool WHOLE = EXACT && COUNT % (BATCH * LANES) == 0;
   typename Op::Value total = Op::identity();
 #pragma unroll 1
-  for (tk_index k = first; k < end; k += FLIGHT * LANES) {
-    typename Op::Value values[FLIGHT];
+  for (tk_index k = first; k < end; k += BATCH * LANES) {
+    typename Op::Value values[BATCH];
 #pragma unroll
-    for (int u = 0; u < FLIGHT; ++u) values[u] = k + u * LANES < end ? load(k + u * LANES) : Op::identity();
+    for (int u = 0; u < BATCH; ++u) values[u] = WHOLE || k + u * LANES < end ? load(k + u * LANES) : Op::identity();
 #pragma unroll
-    for (int u = 0; u < FLIGHT; ++u) total = Op::merge(total, values[u]);
+    for (int u = 0; u < BATCH; ++u) total = Op::merge(total, values[u]);
+    if (STEPS == BATCH) break;  // no lane has more
   }
   return total;
 }
@@ -278,15 +284,15 @@ __device__ __forceinline__ typename Op::Value tk_merge_warp(typename Op::Value v
 }
 
 // One warp per row; every lane gets the result.
-template <class Op, class Load>
+template <class Op, tk_index COUNT, bool EXACT, class Load>
 __device__ __forceinline__ typename Op::Value tk_reduce_warp(tk_index begin, tk_index end, Load load) {
-  return tk_merge_warp<Op>(tk_reduce_lane<Op, 32>(begin + threadIdx.x % 32, end, load));
+  return tk_merge_warp<Op>(tk_reduce_lane<Op, 32, COUNT, EXACT>(begin + threadIdx.x % 32, end, load));
 }
 
 // One block per row; thread 0 gets the result, with EVERYONE all threads do.
-template <class Op, int THREADS, bool EVERYONE, class Load>
+template <class Op, int THREADS, tk_index COUNT, bool EXACT, bool EVERYONE, class Load>
 __device__ __forceinline__ typename Op::Value tk_reduce_block(tk_index begin, tk_index end, typename Op::Value* shared, Load load) {
-  typename Op::Value value = tk_merge_warp<Op>(tk_reduce_lane<Op, THREADS>(begin + threadIdx.x, end, load));
+  typename Op::Value value = tk_merge_warp<Op>(tk_reduce_lane<Op, THREADS, COUNT, EXACT>(begin + threadIdx.x, end, load));
   __syncthreads();  // shared is free: the piece before may still read it
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
   __syncthreads();
@@ -300,10 +306,10 @@ __device__ __forceinline__ typename Op::Value tk_reduce_block(tk_index begin, tk
 
 // COLUMNS neighbouring rows per block, one per thread of its first ones; the other threads take further
 // elements of the same rows. The first COLUMNS threads get the results, with EVERYONE all do.
-template <class Op, int THREADS, int COLUMNS, bool EVERYONE, class Load>
+template <class Op, int THREADS, int COLUMNS, tk_index COUNT, bool EXACT, bool EVERYONE, class Load>
 __device__ __forceinline__ typename Op::Value tk_reduce_columns(bool inside, tk_index begin, tk_index end, typename Op::Value* shared, Load load) {
   constexpr int PARTS = THREADS / COLUMNS;
-  typename Op::Value value = inside ? tk_reduce_lane<Op, PARTS, 8>(begin + threadIdx.x / COLUMNS, end, load) : Op::identity();
+  typename Op::Value value = inside ? tk_reduce_lane<Op, PARTS, COUNT, EXACT, 8>(begin + threadIdx.x / COLUMNS, end, load) : Op::identity();
   __syncthreads();  // shared is free: the piece before may still read it
   shared[threadIdx.x] = value;
   __syncthreads();
@@ -482,11 +488,12 @@ struct TkCopy {
   unsigned reciprocal, row_bytes, shared_row_bytes, width;
 };
 
-template <int COUNT, int THREADS>
-__device__ __forceinline__ void tk_fetch(const TkCopy (&copies)[COUNT], void* const* tensors, const unsigned char* workspace,
-                                         unsigned char* shared, int piece, long long step) {
+// The entries from `first` to `end`.
+template <int THREADS>
+__device__ __forceinline__ void tk_fetch(const TkCopy* copies, int first, int end, void* const* tensors,
+                                         const unsigned char* workspace, unsigned char* shared, int piece, long long step) {
 #pragma unroll 1
-  for (int c = (int)threadIdx.x / 32; c < COUNT; c += THREADS / 32) {
+  for (int c = first + (int)threadIdx.x / 32; c < end; c += THREADS / 32) {
     const TkCopy copy = copies[c];
     const unsigned char* base = copy.tensor < 0 ? workspace : (const unsigned char*)tensors[copy.tensor];
     const unsigned char* source = base + copy.from + piece * copy.piece_bytes + step * copy.step_bytes;
@@ -500,12 +507,8 @@ __device__ __forceinline__ void tk_fetch(const TkCopy (&copies)[COUNT], void* co
       if (vector) {
         tk_cp_async_16(to, from);
       } else {
-        tk_cp_async_4(to, from);
-        if (copy.width == 4) {  // rows that are not aligned here
-          tk_cp_async_4(to + 4, from + 4);
-          tk_cp_async_4(to + 8, from + 8);
-          tk_cp_async_4(to + 12, from + 12);
-        }
+#pragma unroll 1
+        for (unsigned byte = 0; byte < copy.width * 4; byte += 4) tk_cp_async_4(to + byte, from + byte);
       }
     }
   }
@@ -543,19 +546,16 @@ __device__ __forceinline__ void task_1_cell_row_sums(const TkParams& p, int piec
   }
 }
 
-__constant__ TkCopy tk_copies_2_common_0[4] = {
+__constant__ TkCopy tk_copies_2_0[5] = {
   {0, 768, 0, 0, 0, 120, 10, 429496730, 160, 176, 4} /* w */,
   {0, 2880, 1920, 0, 0, 120, 10, 429496730, 160, 176, 4} /* w */,
   {0, 4992, 3840, 0, 0, 120, 10, 429496730, 160, 176, 4} /* w */,
   {0, 7104, 5760, 0, 0, 40, 10, 429496730, 160, 176, 4} /* w */,
-};
-
-__constant__ TkCopy tk_copies_2_piece_0[1] = {
-  {2, 256, 0, 160, 1440, 10, 10, 429496730, 160, 160, 4} /* row */,
-};
-
-__constant__ TkCopy tk_copies_2_piece_1[1] = {
   {3, 512, 0, 160, 0, 10, 10, 429496730, 160, 176, 4} /* carry */,
+};
+
+__constant__ TkCopy tk_copies_2_1[1] = {
+  {2, 256, 0, 160, 1440, 10, 10, 429496730, 160, 160, 4} /* row */,
 };
 
 // Task 2, stage 2: product after: stores after; epilogue z, after; inlines z; 9 pieces; block 9x40x40 tile 1x40x40
@@ -592,7 +592,7 @@ __device__ __forceinline__ void task_3_row_sums(const TkParams& p, int piece, un
     return v_after;
   };
   if (own_row < 1) {
-    const float v_row_sums = tk_reduce_warp<TkSum>(0, 40, load);
+    const float v_row_sums = tk_reduce_warp<TkSum, 40, true>(0, 40, load);
     if (threadIdx.x % 32 == 0) {
       w_row_sums[r] = v_row_sums;
     }
@@ -622,7 +622,7 @@ __device__ __forceinline__ void task_5_average(const TkParams& p, int piece) {
     return v_cell_after;
   };
   if (r < 40) {
-    const float v_average = __fdiv_rn(tk_reduce_lane<TkSum, 1>(0, 9, load), 9.0f);
+    const float v_average = __fdiv_rn(tk_reduce_lane<TkSum, 1, 9, true>(0, 9, load), 9.0f);
     w_average[r] = v_average;
   }
 }
@@ -655,15 +655,11 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
     const int step_0 = count_0;
 
     // Stage 2: region of 9 pieces of 1 rows, 3 parts
-    if (blockIdx.x < 9) {
-      TK_TASK(2, 2);
-      tk_fetch<4, 512>(tk_copies_2_common_0, (void* const*)&p + 2, p.workspace, shared, 0, 0);
-    }
 #pragma unroll 1
     for (int piece = blockIdx.x; piece < 9; piece += gridDim.x) {
       TK_TASK(2, 2);
-      tk_fetch<1, 512>(tk_copies_2_piece_0, (void* const*)&p + 2, p.workspace, shared, piece, step_0);
-      tk_fetch<1, 512>(tk_copies_2_piece_1, (void* const*)&p + 2, p.workspace, shared, piece, 0);
+      tk_fetch<512>(tk_copies_2_0, piece == (int)blockIdx.x ? 0 : 4, 5, (void* const*)&p + 2, p.workspace, shared, piece, 0);
+      tk_fetch<512>(tk_copies_2_1, 0, 1, (void* const*)&p + 2, p.workspace, shared, piece, step_0);
       tk_cp_async_commit();
       tk_cp_async_wait<0>();
       __syncthreads();

@@ -72,23 +72,24 @@ __device__ __forceinline__ void tk_cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-// Shared memory by its address. A load may move between two barriers, or two calls.
+// Shared memory by its address.
 template <class T>
 __device__ __forceinline__ T tk_load_shared(TkSharedAddress from);
 template <>
 __device__ __forceinline__ float tk_load_shared<float>(TkSharedAddress from) {
   float value;
-  asm("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from));
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from) : "memory");
   return value;
 }
 __device__ __forceinline__ void tk_store_shared(TkSharedAddress to, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
 }
-#define TK_LDMATRIX(name, form)                                                     \
-  __device__ __forceinline__ void name(unsigned(&r)[4], TkSharedAddress row) {      \
-    asm("ldmatrix.sync.aligned.m8n8.x4" form ".shared.b16 {%0, %1, %2, %3}, [%4];" \
-        : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])                            \
-        : "r"(row));                                                                \
+#define TK_LDMATRIX(name, form)                                                              \
+  __device__ __forceinline__ void name(unsigned(&r)[4], TkSharedAddress row) {               \
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4" form ".shared.b16 {%0, %1, %2, %3}, [%4];" \
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])                            \
+                 : "r"(row)                                                                  \
+                 : "memory");                                                                \
   }
 TK_LDMATRIX(tk_ldmatrix_x4, "")
 TK_LDMATRIX(tk_ldmatrix_x4_trans, ".trans")
@@ -254,17 +255,22 @@ struct TkMax {
   static __device__ __forceinline__ float merge(float a, float b) { return tk_maximum(a, b); }
 };
 
-// Elements first, first + LANES, ... below end, in order; FLIGHT loads under way.
-template <class Op, int LANES, int FLIGHT = 4, class Load>
+// Elements first, first + LANES, ... below end, in order; FLIGHT loads under way, fewer where a lane has no more.
+// No row has more than COUNT elements; with EXACT every row has all of them.
+template <class Op, int LANES, tk_index COUNT, bool EXACT, int FLIGHT = 4, class Load>
 __device__ __forceinline__ typename Op::Value tk_reduce_lane(tk_index first, tk_index end, Load load) {
+  constexpr tk_index STEPS = COUNT > LANES ? (COUNT + LANES - 1) / LANES : 1;
+  constexpr int BATCH = STEPS < FLIGHT ? (int)STEPS : FLIGHT;
+  constexpr bool WHOLE = EXACT && COUNT % (BATCH * LANES) == 0;
   typename Op::Value total = Op::identity();
 #pragma unroll 1
-  for (tk_index k = first; k < end; k += FLIGHT * LANES) {
-    typename Op::Value values[FLIGHT];
+  for (tk_index k = first; k < end; k += BATCH * LANES) {
+    typename Op::Value values[BATCH];
 #pragma unroll
-    for (int u = 0; u < FLIGHT; ++u) values[u] = k + u * LANES < end ? load(k + u * LANES) : Op::identity();
+    for (int u = 0; u < BATCH; ++u) values[u] = WHOLE || k + u * LANES < end ? load(k + u * LANES) : Op::identity();
 #pragma unroll
-    for (int u = 0; u < FLIGHT; ++u) total = Op::merge(total, values[u]);
+    for (int u = 0; u < BATCH; ++u) total = Op::merge(total, values[u]);
+    if (STEPS == BATCH) break;  // no lane has more
   }
   return total;
 }
@@ -278,15 +284,15 @@ __device__ __forceinline__ typename Op::Value tk_merge_warp(typename Op::Value v
 }
 
 // One warp per row; every lane gets the result.
-template <class Op, class Load>
+template <class Op, tk_index COUNT, bool EXACT, class Load>
 __device__ __forceinline__ typename Op::Value tk_reduce_warp(tk_index begin, tk_index end, Load load) {
-  return tk_merge_warp<Op>(tk_reduce_lane<Op, 32>(begin + threadIdx.x % 32, end, load));
+  return tk_merge_warp<Op>(tk_reduce_lane<Op, 32, COUNT, EXACT>(begin + threadIdx.x % 32, end, load));
 }
 
 // One block per row; thread 0 gets the result, with EVERYONE all threads do.
-template <class Op, int THREADS, bool EVERYONE, class Load>
+template <class Op, int THREADS, tk_index COUNT, bool EXACT, bool EVERYONE, class Load>
 __device__ __forceinline__ typename Op::Value tk_reduce_block(tk_index begin, tk_index end, typename Op::Value* shared, Load load) {
-  typename Op::Value value = tk_merge_warp<Op>(tk_reduce_lane<Op, THREADS>(begin + threadIdx.x, end, load));
+  typename Op::Value value = tk_merge_warp<Op>(tk_reduce_lane<Op, THREADS, COUNT, EXACT>(begin + threadIdx.x, end, load));
   __syncthreads();  // shared is free: the piece before may still read it
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
   __syncthreads();
@@ -300,10 +306,10 @@ __device__ __forceinline__ typename Op::Value tk_reduce_block(tk_index begin, tk
 
 // COLUMNS neighbouring rows per block, one per thread of its first ones; the other threads take further
 // elements of the same rows. The first COLUMNS threads get the results, with EVERYONE all do.
-template <class Op, int THREADS, int COLUMNS, bool EVERYONE, class Load>
+template <class Op, int THREADS, int COLUMNS, tk_index COUNT, bool EXACT, bool EVERYONE, class Load>
 __device__ __forceinline__ typename Op::Value tk_reduce_columns(bool inside, tk_index begin, tk_index end, typename Op::Value* shared, Load load) {
   constexpr int PARTS = THREADS / COLUMNS;
-  typename Op::Value value = inside ? tk_reduce_lane<Op, PARTS, 8>(begin + threadIdx.x / COLUMNS, end, load) : Op::identity();
+  typename Op::Value value = inside ? tk_reduce_lane<Op, PARTS, COUNT, EXACT, 8>(begin + threadIdx.x / COLUMNS, end, load) : Op::identity();
   __syncthreads();  // shared is free: the piece before may still read it
   shared[threadIdx.x] = value;
   __syncthreads();
@@ -482,11 +488,12 @@ struct TkCopy {
   unsigned reciprocal, row_bytes, shared_row_bytes, width;
 };
 
-template <int COUNT, int THREADS>
-__device__ __forceinline__ void tk_fetch(const TkCopy (&copies)[COUNT], void* const* tensors, const unsigned char* workspace,
-                                         unsigned char* shared, int piece, long long step) {
+// The entries from `first` to `end`.
+template <int THREADS>
+__device__ __forceinline__ void tk_fetch(const TkCopy* copies, int first, int end, void* const* tensors,
+                                         const unsigned char* workspace, unsigned char* shared, int piece, long long step) {
 #pragma unroll 1
-  for (int c = (int)threadIdx.x / 32; c < COUNT; c += THREADS / 32) {
+  for (int c = first + (int)threadIdx.x / 32; c < end; c += THREADS / 32) {
     const TkCopy copy = copies[c];
     const unsigned char* base = copy.tensor < 0 ? workspace : (const unsigned char*)tensors[copy.tensor];
     const unsigned char* source = base + copy.from + piece * copy.piece_bytes + step * copy.step_bytes;
@@ -500,12 +507,8 @@ __device__ __forceinline__ void tk_fetch(const TkCopy (&copies)[COUNT], void* co
       if (vector) {
         tk_cp_async_16(to, from);
       } else {
-        tk_cp_async_4(to, from);
-        if (copy.width == 4) {  // rows that are not aligned here
-          tk_cp_async_4(to + 4, from + 4);
-          tk_cp_async_4(to + 8, from + 8);
-          tk_cp_async_4(to + 12, from + 12);
-        }
+#pragma unroll 1
+        for (unsigned byte = 0; byte < copy.width * 4; byte += 4) tk_cp_async_4(to + byte, from + byte);
       }
     }
   }
@@ -524,7 +527,7 @@ struct TkParams {
   float scalar_rate;
 };
 
-__constant__ TkCopy tk_copies_0_piece_0[16] = {
+__constant__ TkCopy tk_copies_0_0[16] = {
   {1, 11520, 0, 0, 0, 20, 20, 214748365, 320, 320, 4} /* y */,
   {2, 11904, 0, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
   {2, 12384, 396, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
@@ -612,7 +615,7 @@ __device__ __forceinline__ void task_2_loss(const TkParams& p, int piece, unsign
     return v_squares;
   };
   if (own_row < 1) {
-    const float v_loss = __fdiv_rn(tk_reduce_warp<TkSum>(0, 80, load), 80.0f);
+    const float v_loss = __fdiv_rn(tk_reduce_warp<TkSum, 80, true>(0, 80, load), 80.0f);
     if (threadIdx.x % 32 == 0) {
       w_loss[0] = v_loss;
     }
@@ -679,7 +682,7 @@ __device__ __forceinline__ void task_5_b0_next(const TkParams& p, int piece, uns
     const float v_grad_z0 = b_grad_z0[k * 33 + r];
     return v_grad_z0;
   };
-  const float v_grad_b0 = tk_reduce_columns<TkSum, 512, 64, false>(own_row < 33, 0, 40, (float*)shared, load);
+  const float v_grad_b0 = tk_reduce_columns<TkSum, 512, 64, 40, true, false>(own_row < 33, 0, 40, (float*)shared, load);
   if (threadIdx.x < 64 && own_row < 33) {
     const float v_mul_1 = __fmul_rn(v_grad_b0, v_rate);
     const float v_b0 = b_b0[r];
@@ -729,7 +732,7 @@ __device__ __forceinline__ void task_7_b1_next(const TkParams& p, int piece, uns
     return v_grad;
   };
   if (own_row < 2) {
-    const float v_grad_b1 = tk_reduce_warp<TkSum>(0, 40, load);
+    const float v_grad_b1 = tk_reduce_warp<TkSum, 40, true>(0, 40, load);
     if (threadIdx.x % 32 == 0) {
       const float v_mul_3 = __fmul_rn(v_grad_b1, v_rate);
       const float v_b1 = b_b1[r];
@@ -752,7 +755,7 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
 #pragma unroll 1
   for (int piece = blockIdx.x; piece < 1; piece += gridDim.x) {
     TK_TASK(0, 0);
-    tk_fetch<16, 512>(tk_copies_0_piece_0, (void* const*)&p + 2, p.workspace, shared, piece, 0);
+    tk_fetch<512>(tk_copies_0_0, piece == (int)blockIdx.x ? 0 : 16, 16, (void* const*)&p + 2, p.workspace, shared, piece, 0);
     tk_cp_async_commit();
     tk_cp_async_wait<0>();
     __syncthreads();

@@ -72,23 +72,24 @@ __device__ __forceinline__ void tk_cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-// Shared memory by its address. A load may move between two barriers, or two calls.
+// Shared memory by its address.
 template <class T>
 __device__ __forceinline__ T tk_load_shared(TkSharedAddress from);
 template <>
 __device__ __forceinline__ float tk_load_shared<float>(TkSharedAddress from) {
   float value;
-  asm("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from));
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from) : "memory");
   return value;
 }
 __device__ __forceinline__ void tk_store_shared(TkSharedAddress to, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
 }
-#define TK_LDMATRIX(name, form)                                                     \
-  __device__ __forceinline__ void name(unsigned(&r)[4], TkSharedAddress row) {      \
-    asm("ldmatrix.sync.aligned.m8n8.x4" form ".shared.b16 {%0, %1, %2, %3}, [%4];" \
-        : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])                            \
-        : "r"(row));                                                                \
+#define TK_LDMATRIX(name, form)                                                              \
+  __device__ __forceinline__ void name(unsigned(&r)[4], TkSharedAddress row) {               \
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4" form ".shared.b16 {%0, %1, %2, %3}, [%4];" \
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])                            \
+                 : "r"(row)                                                                  \
+                 : "memory");                                                                \
   }
 TK_LDMATRIX(tk_ldmatrix_x4, "")
 TK_LDMATRIX(tk_ldmatrix_x4_trans, ".trans")
@@ -254,17 +255,22 @@ struct TkMax {
   static __device__ __forceinline__ float merge(float a, float b) { return tk_maximum(a, b); }
 };
 
-// Elements first, first + LANES, ... below end, in order; FLIGHT loads under way.
-template <class Op, int LANES, int FLIGHT = 4, class Load>
+// Elements first, first + LANES, ... below end, in order; FLIGHT loads under way, fewer where a lane has no more.
+// No row has more than COUNT elements; with EXACT every row has all of them.
+template <class Op, int LANES, tk_index COUNT, bool EXACT, int FLIGHT = 4, class Load>
 __device__ __forceinline__ typename Op::Value tk_reduce_lane(tk_index first, tk_index end, Load load) {
+  constexpr tk_index STEPS = COUNT > LANES ? (COUNT + LANES - 1) / LANES : 1;
+  constexpr int BATCH = STEPS < FLIGHT ? (int)STEPS : FLIGHT;
+  constexpr bool WHOLE = EXACT && COUNT % (BATCH * LANES) == 0;
   typename Op::Value total = Op::identity();
 #pragma unroll 1
-  for (tk_index k = first; k < end; k += FLIGHT * LANES) {
-    typename Op::Value values[FLIGHT];
+  for (tk_index k = first; k < end; k += BATCH * LANES) {
+    typename Op::Value values[BATCH];
 #pragma unroll
-    for (int u = 0; u < FLIGHT; ++u) values[u] = k + u * LANES < end ? load(k + u * LANES) : Op::identity();
+    for (int u = 0; u < BATCH; ++u) values[u] = WHOLE || k + u * LANES < end ? load(k + u * LANES) : Op::identity();
 #pragma unroll
-    for (int u = 0; u < FLIGHT; ++u) total = Op::merge(total, values[u]);
+    for (int u = 0; u < BATCH; ++u) total = Op::merge(total, values[u]);
+    if (STEPS == BATCH) break;  // no lane has more
   }
   return total;
 }
@@ -278,15 +284,15 @@ __device__ __forceinline__ typename Op::Value tk_merge_warp(typename Op::Value v
 }
 
 // One warp per row; every lane gets the result.
-template <class Op, class Load>
+template <class Op, tk_index COUNT, bool EXACT, class Load>
 __device__ __forceinline__ typename Op::Value tk_reduce_warp(tk_index begin, tk_index end, Load load) {
-  return tk_merge_warp<Op>(tk_reduce_lane<Op, 32>(begin + threadIdx.x % 32, end, load));
+  return tk_merge_warp<Op>(tk_reduce_lane<Op, 32, COUNT, EXACT>(begin + threadIdx.x % 32, end, load));
 }
 
 // One block per row; thread 0 gets the result, with EVERYONE all threads do.
-template <class Op, int THREADS, bool EVERYONE, class Load>
+template <class Op, int THREADS, tk_index COUNT, bool EXACT, bool EVERYONE, class Load>
 __device__ __forceinline__ typename Op::Value tk_reduce_block(tk_index begin, tk_index end, typename Op::Value* shared, Load load) {
-  typename Op::Value value = tk_merge_warp<Op>(tk_reduce_lane<Op, THREADS>(begin + threadIdx.x, end, load));
+  typename Op::Value value = tk_merge_warp<Op>(tk_reduce_lane<Op, THREADS, COUNT, EXACT>(begin + threadIdx.x, end, load));
   __syncthreads();  // shared is free: the piece before may still read it
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
   __syncthreads();
@@ -300,10 +306,10 @@ __device__ __forceinline__ typename Op::Value tk_reduce_block(tk_index begin, tk
 
 // COLUMNS neighbouring rows per block, one per thread of its first ones; the other threads take further
 // elements of the same rows. The first COLUMNS threads get the results, with EVERYONE all do.
-template <class Op, int THREADS, int COLUMNS, bool EVERYONE, class Load>
+template <class Op, int THREADS, int COLUMNS, tk_index COUNT, bool EXACT, bool EVERYONE, class Load>
 __device__ __forceinline__ typename Op::Value tk_reduce_columns(bool inside, tk_index begin, tk_index end, typename Op::Value* shared, Load load) {
   constexpr int PARTS = THREADS / COLUMNS;
-  typename Op::Value value = inside ? tk_reduce_lane<Op, PARTS, 8>(begin + threadIdx.x / COLUMNS, end, load) : Op::identity();
+  typename Op::Value value = inside ? tk_reduce_lane<Op, PARTS, COUNT, EXACT, 8>(begin + threadIdx.x / COLUMNS, end, load) : Op::identity();
   __syncthreads();  // shared is free: the piece before may still read it
   shared[threadIdx.x] = value;
   __syncthreads();
@@ -482,11 +488,12 @@ struct TkCopy {
   unsigned reciprocal, row_bytes, shared_row_bytes, width;
 };
 
-template <int COUNT, int THREADS>
-__device__ __forceinline__ void tk_fetch(const TkCopy (&copies)[COUNT], void* const* tensors, const unsigned char* workspace,
-                                         unsigned char* shared, int piece, long long step) {
+// The entries from `first` to `end`.
+template <int THREADS>
+__device__ __forceinline__ void tk_fetch(const TkCopy* copies, int first, int end, void* const* tensors,
+                                         const unsigned char* workspace, unsigned char* shared, int piece, long long step) {
 #pragma unroll 1
-  for (int c = (int)threadIdx.x / 32; c < COUNT; c += THREADS / 32) {
+  for (int c = first + (int)threadIdx.x / 32; c < end; c += THREADS / 32) {
     const TkCopy copy = copies[c];
     const unsigned char* base = copy.tensor < 0 ? workspace : (const unsigned char*)tensors[copy.tensor];
     const unsigned char* source = base + copy.from + piece * copy.piece_bytes + step * copy.step_bytes;
@@ -500,12 +507,8 @@ __device__ __forceinline__ void tk_fetch(const TkCopy (&copies)[COUNT], void* co
       if (vector) {
         tk_cp_async_16(to, from);
       } else {
-        tk_cp_async_4(to, from);
-        if (copy.width == 4) {  // rows that are not aligned here
-          tk_cp_async_4(to + 4, from + 4);
-          tk_cp_async_4(to + 8, from + 8);
-          tk_cp_async_4(to + 12, from + 12);
-        }
+#pragma unroll 1
+        for (unsigned byte = 0; byte < copy.width * 4; byte += 4) tk_cp_async_4(to + byte, from + byte);
       }
     }
   }
@@ -524,7 +527,7 @@ struct TkParams {
   float scalar_rate;
 };
 
-__constant__ TkCopy tk_copies_0_common_0[10] = {
+__constant__ TkCopy tk_copies_0_0[12] = {
   {5, 2432, 0, 0, 0, 2, 2, 2147483648u, 8, 8, 1} /* b1 */,
   {3, 2560, 0, 0, 0, 33, 33, 130150525, 132, 132, 1} /* b0 */,
   {4, 3328, 0, 0, 0, 66, 2, 2147483648u, 8, 32, 1} /* w1 */,
@@ -535,9 +538,6 @@ __constant__ TkCopy tk_copies_0_common_0[10] = {
   {2, 6400, 1584, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
   {2, 6880, 1980, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
   {2, 7360, 2376, 0, 0, 66, 33, 130150525, 132, 160, 1} /* w0 */,
-};
-
-__constant__ TkCopy tk_copies_0_piece_0[2] = {
   {1, 1792, 0, 40, 0, 10, 10, 429496730, 40, 40, 1} /* y */,
   {0, 2816, 0, 400, 0, 25, 5, 858993460, 80, 96, 4} /* x */,
 };
@@ -612,7 +612,7 @@ __device__ __forceinline__ void task_2_loss_partials(const TkParams& p, int piec
     return v_squares;
   };
   if (own_row < 1) {
-    const float v_loss_partials = tk_reduce_warp<TkSum>(begin, end, load);
+    const float v_loss_partials = tk_reduce_warp<TkSum, 10, true>(begin, end, load);
     if (threadIdx.x % 32 == 0) {
       w_loss_partials[piece] = v_loss_partials;
     }
@@ -670,7 +670,7 @@ __device__ __forceinline__ void task_5_grad_b0_partials(const TkParams& p, int p
     return v_grad_z0;
   };
   if (own_row < 33) {
-    const float v_grad_b0_partials = tk_reduce_lane<TkSum, 1>(begin, end, load);
+    const float v_grad_b0_partials = tk_reduce_lane<TkSum, 1, 5, true>(begin, end, load);
     w_grad_b0_partials[piece * 33 + r] = v_grad_b0_partials;
   }
 }
@@ -706,7 +706,7 @@ __device__ __forceinline__ void task_7_grad_b1_partials(const TkParams& p, int p
     return v_grad;
   };
   if (own_row < 2) {
-    const float v_grad_b1_partials = tk_reduce_warp<TkSum>(begin, end, load);
+    const float v_grad_b1_partials = tk_reduce_warp<TkSum, 5, true>(begin, end, load);
     if (threadIdx.x % 32 == 0) {
       w_grad_b1_partials[piece * 2 + r] = v_grad_b1_partials;
     }
@@ -725,71 +725,31 @@ __device__ __forceinline__ void task_8_loss(const TkParams& p, int piece) {
   }
 }
 
+// What differs between tasks 9 to 12.
+struct TkTask9 {
+  const float* b_w0;
+  const float* b_grad_w0_partials;
+  float* w_w0_next;
+  int size_0;
+};
+
 // Task 9, stage 1: pointwise w0_next: stores w0_next; 2 pieces
 //   w0_next: f32[20,33] = sub w0 mul
-__device__ __forceinline__ void task_9_w0_next(const TkParams& p, int piece) {
-  const float* b_w0 = (const float*)(p.in_w0);
-  const float* b_grad_w0_partials = (const float*)(p.workspace + 512);
-  float* w_w0_next = (float*)(p.in_w0);
-  const float v_rate = p.scalar_rate;
-  const tk_index i = (tk_index)piece * 512 + (tk_index)threadIdx.x;
-  if (i < 660) {
-    const float v_w0 = b_w0[i];
-    const float v_grad_w0 = tk_combine<TkSum, 8>([&](int s) { return b_grad_w0_partials[s * 660 + i]; });
-    const float v_mul = __fmul_rn(v_grad_w0, v_rate);
-    const float v_w0_next = __fsub_rn(v_w0, v_mul);
-    w_w0_next[i] = v_w0_next;
-  }
-}
-
 // Task 10, stage 1: pointwise b0_next: stores b0_next; 1 pieces
 //   b0_next: f32[33] = sub b0 mul_1
-__device__ __forceinline__ void task_10_b0_next(const TkParams& p, int piece) {
-  const float* b_b0 = (const float*)(p.in_b0);
-  const float* b_grad_b0_partials = (const float*)(p.workspace + 21760);
-  float* w_b0_next = (float*)(p.in_b0);
-  const float v_rate = p.scalar_rate;
-  const tk_index i = (tk_index)piece * 512 + (tk_index)threadIdx.x;
-  if (i < 33) {
-    const float v_b0 = b_b0[i];
-    const float v_grad_b0 = tk_combine<TkSum, 8>([&](int s) { return b_grad_b0_partials[s * 33 + i]; });
-    const float v_mul_1 = __fmul_rn(v_grad_b0, v_rate);
-    const float v_b0_next = __fsub_rn(v_b0, v_mul_1);
-    w_b0_next[i] = v_b0_next;
-  }
-}
-
 // Task 11, stage 1: pointwise w1_next: stores w1_next; 1 pieces
 //   w1_next: f32[33,2] = sub w1 mul_2
-__device__ __forceinline__ void task_11_w1_next(const TkParams& p, int piece) {
-  const float* b_w1 = (const float*)(p.in_w1);
-  const float* b_grad_w1_partials = (const float*)(p.workspace + 23040);
-  float* w_w1_next = (float*)(p.in_w1);
-  const float v_rate = p.scalar_rate;
-  const tk_index i = (tk_index)piece * 512 + (tk_index)threadIdx.x;
-  if (i < 66) {
-    const float v_w1 = b_w1[i];
-    const float v_grad_w1 = tk_combine<TkSum, 8>([&](int s) { return b_grad_w1_partials[s * 66 + i]; });
-    const float v_mul_2 = __fmul_rn(v_grad_w1, v_rate);
-    const float v_w1_next = __fsub_rn(v_w1, v_mul_2);
-    w_w1_next[i] = v_w1_next;
-  }
-}
-
 // Task 12, stage 1: pointwise b1_next: stores b1_next; 1 pieces
 //   b1_next: f32[2] = sub b1 mul_3
-__device__ __forceinline__ void task_12_b1_next(const TkParams& p, int piece) {
-  const float* b_b1 = (const float*)(p.in_b1);
-  const float* b_grad_b1_partials = (const float*)(p.workspace + 25344);
-  float* w_b1_next = (float*)(p.in_b1);
+__device__ __forceinline__ void tasks_9_to_12(const TkParams& p, int piece, const TkTask9& task) {
   const float v_rate = p.scalar_rate;
   const tk_index i = (tk_index)piece * 512 + (tk_index)threadIdx.x;
-  if (i < 2) {
-    const float v_b1 = b_b1[i];
-    const float v_grad_b1 = tk_combine<TkSum, 8>([&](int s) { return b_grad_b1_partials[s * 2 + i]; });
-    const float v_mul_3 = __fmul_rn(v_grad_b1, v_rate);
-    const float v_b1_next = __fsub_rn(v_b1, v_mul_3);
-    w_b1_next[i] = v_b1_next;
+  if (i < task.size_0) {
+    const float v_w0 = task.b_w0[i];
+    const float v_grad_w0 = tk_combine<TkSum, 8>([&](int s) { return task.b_grad_w0_partials[s * task.size_0 + i]; });
+    const float v_mul = __fmul_rn(v_grad_w0, v_rate);
+    const float v_w0_next = __fsub_rn(v_w0, v_mul);
+    task.w_w0_next[i] = v_w0_next;
   }
 }
 
@@ -803,14 +763,10 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
   TK_DYNAMIC_SHARED(shared);
 
   // Stage 0: region of 8 pieces of 5 rows, 8 parts
-  if (blockIdx.x < 8) {
-    TK_TASK(0, 0);
-    tk_fetch<10, 512>(tk_copies_0_common_0, (void* const*)&p + 2, p.workspace, shared, 0, 0);
-  }
 #pragma unroll 1
   for (int piece = blockIdx.x; piece < 8; piece += gridDim.x) {
     TK_TASK(0, 0);
-    tk_fetch<2, 512>(tk_copies_0_piece_0, (void* const*)&p + 2, p.workspace, shared, piece, 0);
+    tk_fetch<512>(tk_copies_0_0, piece == (int)blockIdx.x ? 0 : 10, 12, (void* const*)&p + 2, p.workspace, shared, piece, 0);
     tk_cp_async_commit();
     tk_cp_async_wait<0>();
     __syncthreads();
@@ -845,24 +801,46 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
     task_8_loss(p, piece);
   }
 #pragma unroll 1
-  for (int piece = tk_first_piece(1); piece < 2; piece += gridDim.x) {
-    TK_TASK(1, 9);
-    task_9_w0_next(p, piece);
-  }
-#pragma unroll 1
-  for (int piece = tk_first_piece(3); piece < 1; piece += gridDim.x) {
-    TK_TASK(1, 10);
-    task_10_b0_next(p, piece);
-  }
-#pragma unroll 1
-  for (int piece = tk_first_piece(4); piece < 1; piece += gridDim.x) {
-    TK_TASK(1, 11);
-    task_11_w1_next(p, piece);
-  }
-#pragma unroll 1
-  for (int piece = tk_first_piece(5); piece < 1; piece += gridDim.x) {
-    TK_TASK(1, 12);
-    task_12_b1_next(p, piece);
+  for (int item = tk_first_piece(1); item < 5; item += gridDim.x) {
+    TkTask9 task;
+    int piece = item;
+    if (item < 2) {
+      TK_TASK(1, 9);
+      task = {
+        (const float*)(p.in_w0),  // b_w0
+        (const float*)(p.workspace + 512),  // b_grad_w0_partials
+        (float*)(p.in_w0),  // w_w0_next
+        660,
+      };
+    } else if (item < 3) {
+      TK_TASK(1, 10);
+      piece -= 2;
+      task = {
+        (const float*)(p.in_b0),  // b_b0
+        (const float*)(p.workspace + 21760),  // b_grad_b0_partials
+        (float*)(p.in_b0),  // w_b0_next
+        33,
+      };
+    } else if (item < 4) {
+      TK_TASK(1, 11);
+      piece -= 3;
+      task = {
+        (const float*)(p.in_w1),  // b_w1
+        (const float*)(p.workspace + 23040),  // b_grad_w1_partials
+        (float*)(p.in_w1),  // w_w1_next
+        66,
+      };
+    } else {
+      TK_TASK(1, 12);
+      piece -= 4;
+      task = {
+        (const float*)(p.in_b1),  // b_b1
+        (const float*)(p.workspace + 25344),  // b_grad_b1_partials
+        (float*)(p.in_b1),  // w_b1_next
+        2,
+      };
+    }
+    tasks_9_to_12(p, piece, task);
   }
 }
 

@@ -72,23 +72,24 @@ __device__ __forceinline__ void tk_cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-// Shared memory by its address. A load may move between two barriers, or two calls.
+// Shared memory by its address.
 template <class T>
 __device__ __forceinline__ T tk_load_shared(TkSharedAddress from);
 template <>
 __device__ __forceinline__ float tk_load_shared<float>(TkSharedAddress from) {
   float value;
-  asm("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from));
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from) : "memory");
   return value;
 }
 __device__ __forceinline__ void tk_store_shared(TkSharedAddress to, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
 }
-#define TK_LDMATRIX(name, form)                                                     \
-  __device__ __forceinline__ void name(unsigned(&r)[4], TkSharedAddress row) {      \
-    asm("ldmatrix.sync.aligned.m8n8.x4" form ".shared.b16 {%0, %1, %2, %3}, [%4];" \
-        : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])                            \
-        : "r"(row));                                                                \
+#define TK_LDMATRIX(name, form)                                                              \
+  __device__ __forceinline__ void name(unsigned(&r)[4], TkSharedAddress row) {               \
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4" form ".shared.b16 {%0, %1, %2, %3}, [%4];" \
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])                            \
+                 : "r"(row)                                                                  \
+                 : "memory");                                                                \
   }
 TK_LDMATRIX(tk_ldmatrix_x4, "")
 TK_LDMATRIX(tk_ldmatrix_x4_trans, ".trans")
@@ -254,17 +255,22 @@ struct TkMax {
   static __device__ __forceinline__ float merge(float a, float b) { return tk_maximum(a, b); }
 };
 
-// Elements first, first + LANES, ... below end, in order; FLIGHT loads under way.
-template <class Op, int LANES, int FLIGHT = 4, class Load>
+// Elements first, first + LANES, ... below end, in order; FLIGHT loads under way, fewer where a lane has no more.
+// No row has more than COUNT elements; with EXACT every row has all of them.
+template <class Op, int LANES, tk_index COUNT, bool EXACT, int FLIGHT = 4, class Load>
 __device__ __forceinline__ typename Op::Value tk_reduce_lane(tk_index first, tk_index end, Load load) {
+  constexpr tk_index STEPS = COUNT > LANES ? (COUNT + LANES - 1) / LANES : 1;
+  constexpr int BATCH = STEPS < FLIGHT ? (int)STEPS : FLIGHT;
+  constexpr bool WHOLE = EXACT && COUNT % (BATCH * LANES) == 0;
   typename Op::Value total = Op::identity();
 #pragma unroll 1
-  for (tk_index k = first; k < end; k += FLIGHT * LANES) {
-    typename Op::Value values[FLIGHT];
+  for (tk_index k = first; k < end; k += BATCH * LANES) {
+    typename Op::Value values[BATCH];
 #pragma unroll
-    for (int u = 0; u < FLIGHT; ++u) values[u] = k + u * LANES < end ? load(k + u * LANES) : Op::identity();
+    for (int u = 0; u < BATCH; ++u) values[u] = WHOLE || k + u * LANES < end ? load(k + u * LANES) : Op::identity();
 #pragma unroll
-    for (int u = 0; u < FLIGHT; ++u) total = Op::merge(total, values[u]);
+    for (int u = 0; u < BATCH; ++u) total = Op::merge(total, values[u]);
+    if (STEPS == BATCH) break;  // no lane has more
   }
   return total;
 }
@@ -278,15 +284,15 @@ __device__ __forceinline__ typename Op::Value tk_merge_warp(typename Op::Value v
 }
 
 // One warp per row; every lane gets the result.
-template <class Op, class Load>
+template <class Op, tk_index COUNT, bool EXACT, class Load>
 __device__ __forceinline__ typename Op::Value tk_reduce_warp(tk_index begin, tk_index end, Load load) {
-  return tk_merge_warp<Op>(tk_reduce_lane<Op, 32>(begin + threadIdx.x % 32, end, load));
+  return tk_merge_warp<Op>(tk_reduce_lane<Op, 32, COUNT, EXACT>(begin + threadIdx.x % 32, end, load));
 }
 
 // One block per row; thread 0 gets the result, with EVERYONE all threads do.
-template <class Op, int THREADS, bool EVERYONE, class Load>
+template <class Op, int THREADS, tk_index COUNT, bool EXACT, bool EVERYONE, class Load>
 __device__ __forceinline__ typename Op::Value tk_reduce_block(tk_index begin, tk_index end, typename Op::Value* shared, Load load) {
-  typename Op::Value value = tk_merge_warp<Op>(tk_reduce_lane<Op, THREADS>(begin + threadIdx.x, end, load));
+  typename Op::Value value = tk_merge_warp<Op>(tk_reduce_lane<Op, THREADS, COUNT, EXACT>(begin + threadIdx.x, end, load));
   __syncthreads();  // shared is free: the piece before may still read it
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
   __syncthreads();
@@ -300,10 +306,10 @@ __device__ __forceinline__ typename Op::Value tk_reduce_block(tk_index begin, tk
 
 // COLUMNS neighbouring rows per block, one per thread of its first ones; the other threads take further
 // elements of the same rows. The first COLUMNS threads get the results, with EVERYONE all do.
-template <class Op, int THREADS, int COLUMNS, bool EVERYONE, class Load>
+template <class Op, int THREADS, int COLUMNS, tk_index COUNT, bool EXACT, bool EVERYONE, class Load>
 __device__ __forceinline__ typename Op::Value tk_reduce_columns(bool inside, tk_index begin, tk_index end, typename Op::Value* shared, Load load) {
   constexpr int PARTS = THREADS / COLUMNS;
-  typename Op::Value value = inside ? tk_reduce_lane<Op, PARTS, 8>(begin + threadIdx.x / COLUMNS, end, load) : Op::identity();
+  typename Op::Value value = inside ? tk_reduce_lane<Op, PARTS, COUNT, EXACT, 8>(begin + threadIdx.x / COLUMNS, end, load) : Op::identity();
   __syncthreads();  // shared is free: the piece before may still read it
   shared[threadIdx.x] = value;
   __syncthreads();
@@ -351,13 +357,13 @@ __device__ __forceinline__ void task_0_stats_1(const TkParams& p, int piece, uns
     const float v_x = b_x[r * 4500 + k];
     return v_x;
   };
-  const float largest = tk_reduce_block<TkMax, 256, true>(0, 4500, (float*)shared, load);
+  const float largest = tk_reduce_block<TkMax, 256, 4500, true, true>(0, 4500, (float*)shared, load);
   auto load_exp = [&](tk_index k) -> float {
     const float x = load(k);
     return x == largest ? 1.0f : expf(__fsub_rn(x, largest));
   };
   const float v_stats = largest;
-  const float v_stats_1 = tk_reduce_block<TkSum, 256, false>(0, 4500, (float*)shared, load_exp);
+  const float v_stats_1 = tk_reduce_block<TkSum, 256, 4500, true, false>(0, 4500, (float*)shared, load_exp);
   if (threadIdx.x == 0) {
     w_stats[r] = v_stats;
     w_stats_1[r] = v_stats_1;
@@ -377,7 +383,7 @@ __device__ __forceinline__ void task_1_mean_partials(const TkParams& p, int piec
     const float v_x_squared = __fmul_rn(v_x, v_x);
     return v_x_squared;
   };
-  const float v_mean_partials = tk_reduce_block<TkSum, 256, false>(begin, end, (float*)shared, load);
+  const float v_mean_partials = tk_reduce_block<TkSum, 256, 900, true, false>(begin, end, (float*)shared, load);
   const tk_index c = piece / 3;
   if (threadIdx.x == 0) {
     w_mean_partials[c * 3 + r] = v_mean_partials;
@@ -396,7 +402,7 @@ __device__ __forceinline__ void task_2_columns_partials(const TkParams& p, int p
     const float v_long = b_long[k * 40 + r];
     return v_long;
   };
-  const float v_columns_partials = tk_reduce_columns<TkSum, 256, 32, false>(r < 40, begin, end, (float*)shared, load);
+  const float v_columns_partials = tk_reduce_columns<TkSum, 256, 32, 67, false, false>(r < 40, begin, end, (float*)shared, load);
   const tk_index c = piece / 2;
   if (threadIdx.x < 32 && r < 40) {
     w_columns_partials[c * 40 + r] = v_columns_partials;
@@ -414,7 +420,7 @@ __device__ __forceinline__ void task_3_few(const TkParams& p, int piece) {
     return v_short;
   };
   if (r < 40) {
-    const float v_few = tk_reduce_warp<TkSum>(0, 30, load);
+    const float v_few = tk_reduce_warp<TkSum, 30, true>(0, 30, load);
     if (threadIdx.x % 32 == 0) {
       w_few[r] = v_few;
     }
@@ -476,7 +482,7 @@ __device__ __forceinline__ void task_7_peak_partials(const TkParams& p, int piec
     const float v_weights = b_weights[r * 4500 + k];
     return v_weights;
   };
-  const float v_peak_partials = tk_reduce_block<TkMax, 256, false>(begin, end, (float*)shared, load);
+  const float v_peak_partials = tk_reduce_block<TkMax, 256, 900, true, false>(begin, end, (float*)shared, load);
   const tk_index c = piece / 3;
   if (threadIdx.x == 0) {
     w_peak_partials[c * 3 + r] = v_peak_partials;

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 
+from trainkernel.codegen.alike import Family, find_families
 from trainkernel.codegen.generated import GeneratedKernel, Region, ScalarSlot, Slot, TaskInfo
 from trainkernel.codegen.host_entry import HostEntryDescription, HostScalar, HostTensor, emit_host_entry
 from trainkernel.codegen.regions import plan_fetches
 from trainkernel.codegen.tasks import TaskFunction, emit_task, emit_uniform
-from trainkernel.codegen.text import block, comment
+from trainkernel.codegen.text import comment
 from trainkernel.dtypes import DTYPES
 from trainkernel.ir import Loop, Program, ScalarSpec, TensorSpec, length_limits
 from trainkernel.memory import Frame, MemoryPlan, Scope, Storage
@@ -163,15 +164,22 @@ class _Body:
             self.lines.append("")
             self.lines.append(f"{indent}{comment(_stage_title(number, stage))}")
             offset = 0
-            for task in stage.tasks:
+            families = find_families(
+                {
+                    place: emit_task(task, frame, self.base, self.scalar)
+                    for place, task in enumerate(stage.tasks)
+                    if task.loop is None and task.region is None
+                }
+            )
+            for place, task in enumerate(stage.tasks):
                 if task.loop is not None:
                     self.loop(task, frame, indent)
                 elif task.region is not None:
                     self.region(task.region, number, frame, indent)
                     offset += task.num_pieces
-                else:
-                    self.task(task, number, offset, frame, indent)
-                    offset += task.num_pieces
+                elif place in families:
+                    self.family(families[place], number, offset, frame, indent)
+                    offset += families[place].num_pieces
 
     def barrier(self, scope: Scope, stage: int, indent: str) -> None:
         if scope == "grid":
@@ -182,67 +190,60 @@ class _Body:
         if scope is not None:
             self.shared_in_use = False
 
-    def function(
-        self, task: Task, stage: int, frame: Frame, region: BlockRegion | None = None
-    ) -> tuple[TaskFunction, str, str]:
-        """A task's function, its mark for the emulator, and the head and tail of a call of it for ``piece``."""
-        task_id = len(self.tasks)
-        function = emit_task(task, task_id, stage, frame, self.base, self.scalar, region)
-        self.functions.append(function.text)
+    def register(self, function: TaskFunction, stage: int, scratch: int = 0) -> int:
+        """Notes what a task's function needs above some bytes of scratch; returns the task's id."""
+        task = function.task
         self.templates |= function.templates
-        scratch = region.shared.end_bytes if region is not None else 0
         self.shared_bytes = max(self.shared_bytes, scratch + function.shared_bytes)
         names = tuple(str(operation) for operation in task.operations) or (str(task),)
         self.tasks.append(TaskInfo(stage, task.name, names))
         self.uses_uniform |= function.uses_uniform
+        return len(self.tasks) - 1
+
+    def arguments(self, function: TaskFunction, frame: Frame, scratch: int = 0) -> str:
+        """The arguments of a call for ``piece``."""
         uniform = ", u" if function.uses_uniform else ""
         shared = (f", shared + {scratch}" if scratch else ", shared") if function.shared_bytes else ""
         shared = f", shared{shared}" if scratch else shared
         steps = "".join(f", step_{depth}" for depth in range(frame.depth))
-        call = f"{function.name}(p{uniform}, piece{shared}{steps});"
-        if region is not None and runs_whole(task):
-            call = f"for (int piece = 0; piece < {task.num_pieces}; ++piece) {call}"
-        return function, f"TK_TASK({stage}, {task_id});", call
+        return f"p{uniform}, piece{shared}{steps}"
 
-    def task(self, task: Task, stage: int, offset: int, frame: Frame, indent: str) -> None:
-        function, mark, call = self.function(task, stage, frame)
+    def family(self, family: Family, stage: int, offset: int, frame: Frame, indent: str) -> None:
+        """The pieces of a task, or of tasks that are alike, that a block computes."""
         first = f"tk_first_piece({offset})" if offset else "blockIdx.x"
-        if self.shared_in_use and function.needs_free_shared:
+        leader = family.functions[0]
+        ids = [self.register(function, stage) for function in family.functions]
+        if self.shared_in_use and leader.needs_free_shared:
             self.lines.append(f"{indent}__syncthreads();  // shared is free: the task before may still read it")
-        self.shared_in_use |= function.shared_bytes > 0
-        self.lines += [
-            "#pragma unroll 1",
-            f"{indent}for (int piece = {first}; piece < {task.num_pieces}; piece += gridDim.x) {{",
-            f"{indent}{_INDENT}{mark}",
-            f"{indent}{_INDENT}{call}",
-            f"{indent}}}",
-        ]
+        self.shared_in_use |= leader.shared_bytes > 0
+        self.functions.append(family.text(ids[0], stage))
+        self.lines.append("#pragma unroll 1")
+        self.lines += [f"{indent}{line}" for line in family.loop(ids[0], stage, first, self.arguments(leader, frame))]
+
+    def part(self, part: Task, stage: int, frame: Frame, region: BlockRegion) -> list[str]:
+        """A part's mark for the emulator and the call of its function for ``piece``."""
+        scratch = region.shared.end_bytes
+        function = emit_task(part, frame, self.base, self.scalar, region)
+        task_id = self.register(function, stage, scratch)
+        self.functions.append(function.text(task_id, stage))
+        call = f"{function.name(task_id)}({self.arguments(function, frame, scratch)});"
+        if runs_whole(part):
+            call = f"for (int piece = 0; piece < {part.num_pieces}; ++piece) {call}"
+        return [f"TK_TASK({stage}, {task_id});", call]
 
     def region(self, region: BlockRegion, stage: int, frame: Frame, indent: str) -> None:
         """The pieces of a region that a block computes, one after another; the parts of each in order."""
         inner = indent + _INDENT
-        tables = [
-            plan_fetches(region, frame, self.tensor, f"tk_copies_{stage}", of_piece=of_piece)
-            for of_piece in (False, True)
-        ]
+        tables = plan_fetches(region, frame, self.tensor, f"tk_copies_{stage}")
         threads = frame.schedule.options.threads
         tensors = "p.tensors" if self.layout.uses_table else "(void* const*)&p + 2"
-        common, own = (
-            [fetch.call(threads, tensors, piece) for fetch in fetches]
-            for fetches, piece in zip(tables, ("0", "piece"), strict=True)
-        )
-        self.functions += [fetch.table for fetches in tables for fetch in fetches]
-        fetches = bool(common or own)
+        self.functions += [fetch.table for fetch in tables]
+        fetches = bool(tables)
         if fetches:
             self.templates.add("staged")
         self.shared_bytes = max(self.shared_bytes, region.shared.end_bytes)
         if self.shared_in_use:
             self.lines.append(f"{indent}__syncthreads();  // shared is free: what ran before may still read it")
-        mark = f"TK_TASK({stage}, {len(self.tasks)});"
-        if common:  # a block without a piece would not wait for its copies
-            self.lines += [
-                f"{indent}{line}" for line in block(f"if (blockIdx.x < {region.split.partials})", [mark, *common])
-            ]
         slices = region.split.slices
         self.lines += [
             "#pragma unroll 1",
@@ -254,18 +255,19 @@ class _Body:
                 "#pragma unroll 1",
                 f"{indent}for (int piece = partial * {slices}; piece < (partial + 1) * {slices}; ++piece) {{",
             ]
-        self.lines += [f"{inner}{line}" for line in ([mark, *own] if own else [])]
         if fetches:
+            self.lines.append(f"{inner}TK_TASK({stage}, {len(self.tasks)});")
+            self.lines += [f"{inner}{fetch.call(threads, tensors, slices)}" for fetch in tables]
             self.lines.append(f"{inner}tk_cp_async_commit();")
         for part, waits in zip(region.parts, region.waits, strict=False):
-            _, mark, call = self.function(part, stage, frame, region)
+            lines = self.part(part, stage, frame, region)
             if waits:
                 if fetches:
                     self.lines.append(f"{inner}tk_cp_async_wait<0>();")
                     fetches = False
                 self.lines.append(f"{inner}__syncthreads();")
             self.stamp(part.name, inner)
-            self.lines += [f"{inner}{mark}", f"{inner}{call}"]
+            self.lines += [f"{inner}{line}" for line in lines]
         if region.waits[-1]:
             self.lines.append(f"{inner}__syncthreads();  // the next piece takes the same shared memory")
         self.lines += [f"{indent}}}"] * (2 if slices > 1 else 1)

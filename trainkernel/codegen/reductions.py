@@ -104,7 +104,7 @@ class ReductionBody(TaskBody):
         lines: list[str] = []
         begin, end = "0", str(plan.count)
         if partial and pieces > 1:
-            own = plan.chunk // region.split.slices
+            own = plan.own_count
             lines.append(f"const tk_index begin = (tk_index)piece * {own}, end = begin + {own};")
             begin, end = "begin", "end"
         if partial:
@@ -210,16 +210,19 @@ class ReductionBody(TaskBody):
     ) -> str:
         op = reduce_type(kind, domain, self.scope.templates)
         c_type, itemsize_bytes = C_TYPES[domain], DTYPES[domain].itemsize_bytes
+        own = plan.own_count
+        whole = f"{own}, {flag(own == 0 or plan.count % own == 0)}"
         if plan.path == "thread":
-            return f"tk_reduce_lane<{op}, 1>({begin}, {end}, {load})"
+            return f"tk_reduce_lane<{op}, 1, {whole}>({begin}, {end}, {load})"
         if plan.path == "warp":
-            return f"tk_reduce_warp<{op}>({begin}, {end}, {load})"
+            return f"tk_reduce_warp<{op}, {whole}>({begin}, {end}, {load})"
         if plan.path == "block":
             self.shared_bytes = max(self.shared_bytes, self.threads // 32 * itemsize_bytes)
-            return f"tk_reduce_block<{op}, {self.threads}, {flag(everyone)}>({begin}, {end}, ({c_type}*)shared, {load})"
+            sizes = f"{op}, {self.threads}, {whole}, {flag(everyone)}"
+            return f"tk_reduce_block<{sizes}>({begin}, {end}, ({c_type}*)shared, {load})"
         self.shared_bytes = max(self.shared_bytes, self.threads * itemsize_bytes)
         inside = self._inside or f"r < {plan.rows}"
-        sizes = f"{op}, {self.threads}, {plan.rows_per_piece}, {flag(everyone)}"
+        sizes = f"{op}, {self.threads}, {plan.rows_per_piece}, {whole}, {flag(everyone)}"
         return f"tk_reduce_columns<{sizes}>({inside}, {begin}, {end}, ({c_type}*)shared, {load})"
 
 

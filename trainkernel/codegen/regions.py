@@ -42,10 +42,14 @@ StoreFunctions: TypeAlias = Callable[[Operation, Sequence[Index], Index, str, li
 
 @dataclass(frozen=True)
 class Fetch:
-    """The copies that start together: a table in constant memory, and what a call of ``tk_fetch`` needs."""
+    """The copies that start together: a table in constant memory, and what a call of ``tk_fetch`` needs.
+
+    The first ``num_common`` entries are the same for every piece; a block's first piece fetches them.
+    """
 
     name: str
     entries: tuple[str, ...]
+    num_common: int
     step: str
 
     @property
@@ -53,32 +57,31 @@ class Fetch:
         rows = "".join(f"{INDENT}{entry},\n" for entry in self.entries)
         return f"__constant__ TkCopy {self.name}[{len(self.entries)}] = {{\n{rows}}};"
 
-    def call(self, threads: int, tensors: str, piece: str) -> str:
-        """The statement that starts the copies."""
-        arguments = f"{self.name}, {tensors}, p.workspace, shared, {piece}, {self.step}"
-        return f"tk_fetch<{len(self.entries)}, {threads}>({arguments});"
+    def call(self, threads: int, tensors: str, slices: int) -> str:
+        """The statement that starts the copies of ``piece``; a block computes so many slices one after another."""
+        block = "(int)blockIdx.x" if slices == 1 else f"(int)blockIdx.x * {slices}"
+        first = f"piece == {block} ? 0 : {self.num_common}" if self.num_common else "0"
+        arguments = f"{self.name}, {first}, {len(self.entries)}, {tensors}, p.workspace, shared, piece, {self.step}"
+        return f"tk_fetch<{threads}>({arguments});"
 
 
-def plan_fetches(
-    region: BlockRegion, frame: Frame, tensor: Callable[[Storage], int], prefix: str, *, of_piece: bool
-) -> list[Fetch]:
-    """The copies of one piece, or those that are the same for every piece: one table for each loop's step.
-
-    A block without a piece must not read what the only piece of a region updates in place.
-    """
-    entries: dict[str, list[str]] = {}
+def plan_fetches(region: BlockRegion, frame: Frame, tensor: Callable[[Storage], int], prefix: str) -> list[Fetch]:
+    """The copies of a region: one table for each loop's step."""
+    common: dict[str, list[str]] = {}
+    own: dict[str, list[str]] = {}
     for copy, at in sorted(region.shared.staged.items(), key=lambda pair: pair[1]):
-        if (copy.piece_stride != 0 or region.split.pieces == 1) != of_piece:
-            continue
         storage = frame.storage(copy.buffer)
         step, stride = ("0", 0)
         if len(storage.steps) == 1:
             step, stride = storage.steps[0]
         elif storage.steps:
             step, stride = " + ".join(f"(long long){name} * {each}" for name, each in storage.steps), 1
-        entries.setdefault(step, []).extend(_entries(copy, at, storage, tensor(storage), stride))
-    kind = "piece" if of_piece else "common"
-    return [Fetch(f"{prefix}_{kind}_{n}", tuple(lines), step) for n, (step, lines) in enumerate(entries.items())]
+        kind = common if copy.piece_stride == 0 else own
+        kind.setdefault(step, []).extend(_entries(copy, at, storage, tensor(storage), stride))
+    return [
+        Fetch(f"{prefix}_{n}", (*common.get(step, ()), *own.get(step, ())), len(common.get(step, ())), step)
+        for n, step in enumerate(dict.fromkeys([*common, *own]))
+    ]
 
 
 def _entries(copy: Staged, at: int, storage: Storage, tensor: int, step_stride: int) -> Iterator[str]:

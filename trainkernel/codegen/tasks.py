@@ -11,8 +11,8 @@ from trainkernel.codegen.elementwise import CopyBody, PointwiseBody
 from trainkernel.codegen.products import ProductBody
 from trainkernel.codegen.reductions import ReductionBody
 from trainkernel.codegen.scans import ScanBody
-from trainkernel.codegen.text import INDENT, comment
-from trainkernel.codegen.values import PointerText, TaskScope, ValueScope, uniform_buffers
+from trainkernel.codegen.text import INDENT, block, comment
+from trainkernel.codegen.values import Pointer, PointerText, TaskScope, ValueScope, uniform_buffers
 from trainkernel.indexing import ZERO
 from trainkernel.memory import Frame
 from trainkernel.schedule import BlockRegion, Task
@@ -28,48 +28,54 @@ _BODIES: Mapping[str, Callable[[Task, Frame, PointerText, PointerText, BlockRegi
 
 @dataclass(frozen=True)
 class TaskFunction:
-    """A task's function: its text, its name, what of the prelude it needs, its shared memory.
+    """A task's function, and what it needs: prelude files, shared memory.
 
-    ``needs_free_shared``: it writes shared memory before any block barrier of its own, so what used
-    shared memory before it must have been read.
+    ``parameters`` follow the kernel's; ``needs_free_shared``: it writes shared memory before any block
+    barrier of its own, so what used shared memory before it must have been read.
     """
 
-    name: str
-    text: str
+    task: Task
+    parameters: str
+    pointers: tuple[Pointer, ...]
+    statements: tuple[str, ...]
     templates: frozenset[str]
     shared_bytes: int
     uses_uniform: bool
     needs_free_shared: bool
 
+    def name(self, task_id: int) -> str:
+        """The function's name."""
+        return f"task_{task_id}_{self.task.name}"
+
+    def title(self, task_id: int, stage: int) -> list[str]:
+        """The comment above the function."""
+        first, *others = _describe(self.task)
+        return [comment(f"Task {task_id}, stage {stage}: {first}"), *(comment(f"  {line}") for line in others)]
+
+    def text(self, task_id: int, stage: int) -> str:
+        """The comment and the function."""
+        body = [*(pointer.declaration for pointer in self.pointers), *self.statements]
+        head = f"__device__ __forceinline__ void {self.name(task_id)}({self.parameters})"
+        return "\n".join([*self.title(task_id, stage), *block(head, body)])
+
 
 def emit_task(
-    task: Task,
-    task_id: int,
-    stage: int,
-    frame: Frame,
-    base: PointerText,
-    scalar: PointerText,
-    region: BlockRegion | None = None,
+    task: Task, frame: Frame, base: PointerText, scalar: PointerText, region: BlockRegion | None = None
 ) -> TaskFunction:
     """The function of one task (any kind but a loop or a region), or of one part of a region."""
     emitter = _BODIES[task.kind](task, frame, base, scalar, region)
     body = emitter.lines()
-    name = f"task_{task_id}_{task.name}"
+    pointers, statements = emitter.scope.pointers, emitter.scope.constants.lines + body
     steps = "".join(f", int step_{depth}" for depth in range(frame.depth))
     slabs = ", unsigned char* slabs" if region is not None and region.shared.end_bytes else ""
     shared = f"{slabs}, unsigned char* shared" if emitter.shared_bytes else slabs
-    uses_uniform = any("u.v_" in line for line in emitter.scope.prologue() + body)
+    uses_uniform = any("u.v_" in line for line in statements)
     uniform = ", const TkUniform& u" if uses_uniform else ""
-    lines = [
-        comment(f"Task {task_id}, stage {stage}: {line}" if i == 0 else f"  {line}")
-        for i, line in enumerate(_describe(task))
-    ]
-    lines.append(f"__device__ __forceinline__ void {name}(const TkParams& p{uniform}, int piece{shared}{steps}) {{")
-    lines += [INDENT + line for line in emitter.scope.prologue() + body]
-    lines.append("}")
     return TaskFunction(
-        name,
-        "\n".join(lines),
+        task,
+        f"const TkParams& p{uniform}, int piece{shared}{steps}",
+        tuple(pointers),
+        tuple(statements),
         frozenset(emitter.templates | emitter.scope.templates),
         emitter.shared_bytes,
         uses_uniform,

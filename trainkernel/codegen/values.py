@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from trainkernel.access import operand_index
 from trainkernel.arithmetic import domain_of, operand_domains, scale_of
@@ -30,6 +31,19 @@ def uniform_buffers(frame: Frame) -> tuple[str, ...]:
     computes them once at its start.
     """
     return frame.uniform_buffers
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """A typed pointer of a task: ``kind name = address;``."""
+
+    kind: str
+    name: str
+    address: str
+
+    @property
+    def declaration(self) -> str:
+        return f"{self.kind} {self.name} = {self.address};"
 
 
 class TaskScope:
@@ -66,7 +80,7 @@ class TaskScope:
         self.uniform = uniform_buffers(frame)
         self.inlined = frame.schedule.inlined
         self.hoist = hoist
-        self.pointers: list[str] = []
+        self.pointers: list[Pointer] = []
         self.templates: set[str] = set()
         self.constants = ValueScope(self, {}, None)
         self._num_variables = 0
@@ -127,12 +141,8 @@ class TaskScope:
             if storage.element_offset:
                 sign = "+" if storage.element_offset > 0 else "-"
                 text += f" {sign} {abs(storage.element_offset)}"
-            self.pointers.append(f"{kind}* {name} = {text};")
+            self.pointers.append(Pointer(f"{kind}*", name, text))
         return name
-
-    def prologue(self) -> list[str]:
-        """Lines at the top of the function."""
-        return self.pointers + self.constants.lines
 
 
 class ValueScope:

@@ -16,17 +16,22 @@ struct TkMax {
   static __device__ __forceinline__ float merge(float a, float b) { return tk_maximum(a, b); }
 };
 
-// Elements first, first + LANES, ... below end, in order; FLIGHT loads under way.
-template <class Op, int LANES, int FLIGHT = 4, class Load>
+// Elements first, first + LANES, ... below end, in order; FLIGHT loads under way, fewer where a lane has no more.
+// No row has more than COUNT elements; with EXACT every row has all of them.
+template <class Op, int LANES, tk_index COUNT, bool EXACT, int FLIGHT = 4, class Load>
 __device__ __forceinline__ typename Op::Value tk_reduce_lane(tk_index first, tk_index end, Load load) {
+  constexpr tk_index STEPS = COUNT > LANES ? (COUNT + LANES - 1) / LANES : 1;
+  constexpr int BATCH = STEPS < FLIGHT ? (int)STEPS : FLIGHT;
+  constexpr bool WHOLE = EXACT && COUNT % (BATCH * LANES) == 0;
   typename Op::Value total = Op::identity();
 #pragma unroll 1
-  for (tk_index k = first; k < end; k += FLIGHT * LANES) {
-    typename Op::Value values[FLIGHT];
+  for (tk_index k = first; k < end; k += BATCH * LANES) {
+    typename Op::Value values[BATCH];
 #pragma unroll
-    for (int u = 0; u < FLIGHT; ++u) values[u] = k + u * LANES < end ? load(k + u * LANES) : Op::identity();
+    for (int u = 0; u < BATCH; ++u) values[u] = WHOLE || k + u * LANES < end ? load(k + u * LANES) : Op::identity();
 #pragma unroll
-    for (int u = 0; u < FLIGHT; ++u) total = Op::merge(total, values[u]);
+    for (int u = 0; u < BATCH; ++u) total = Op::merge(total, values[u]);
+    if (STEPS == BATCH) break;  // no lane has more
   }
   return total;
 }
@@ -40,15 +45,15 @@ __device__ __forceinline__ typename Op::Value tk_merge_warp(typename Op::Value v
 }
 
 // One warp per row; every lane gets the result.
-template <class Op, class Load>
+template <class Op, tk_index COUNT, bool EXACT, class Load>
 __device__ __forceinline__ typename Op::Value tk_reduce_warp(tk_index begin, tk_index end, Load load) {
-  return tk_merge_warp<Op>(tk_reduce_lane<Op, 32>(begin + threadIdx.x % 32, end, load));
+  return tk_merge_warp<Op>(tk_reduce_lane<Op, 32, COUNT, EXACT>(begin + threadIdx.x % 32, end, load));
 }
 
 // One block per row; thread 0 gets the result, with EVERYONE all threads do.
-template <class Op, int THREADS, bool EVERYONE, class Load>
+template <class Op, int THREADS, tk_index COUNT, bool EXACT, bool EVERYONE, class Load>
 __device__ __forceinline__ typename Op::Value tk_reduce_block(tk_index begin, tk_index end, typename Op::Value* shared, Load load) {
-  typename Op::Value value = tk_merge_warp<Op>(tk_reduce_lane<Op, THREADS>(begin + threadIdx.x, end, load));
+  typename Op::Value value = tk_merge_warp<Op>(tk_reduce_lane<Op, THREADS, COUNT, EXACT>(begin + threadIdx.x, end, load));
   __syncthreads();  // shared is free: the piece before may still read it
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
   __syncthreads();
@@ -62,10 +67,10 @@ __device__ __forceinline__ typename Op::Value tk_reduce_block(tk_index begin, tk
 
 // COLUMNS neighbouring rows per block, one per thread of its first ones; the other threads take further
 // elements of the same rows. The first COLUMNS threads get the results, with EVERYONE all do.
-template <class Op, int THREADS, int COLUMNS, bool EVERYONE, class Load>
+template <class Op, int THREADS, int COLUMNS, tk_index COUNT, bool EXACT, bool EVERYONE, class Load>
 __device__ __forceinline__ typename Op::Value tk_reduce_columns(bool inside, tk_index begin, tk_index end, typename Op::Value* shared, Load load) {
   constexpr int PARTS = THREADS / COLUMNS;
-  typename Op::Value value = inside ? tk_reduce_lane<Op, PARTS, 8>(begin + threadIdx.x / COLUMNS, end, load) : Op::identity();
+  typename Op::Value value = inside ? tk_reduce_lane<Op, PARTS, COUNT, EXACT, 8>(begin + threadIdx.x / COLUMNS, end, load) : Op::identity();
   __syncthreads();  // shared is free: the piece before may still read it
   shared[threadIdx.x] = value;
   __syncthreads();

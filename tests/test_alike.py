@@ -1,0 +1,41 @@
+"""Tasks that are alike share one function, and compute what they computed apart."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from harness import check
+
+from trainkernel import Program, ProgramBuilder
+from trainkernel.codegen import generate
+
+
+def _updates(*shapes: tuple[int, ...]) -> Program:
+    b = ProgramBuilder()
+    outputs = []
+    for n, shape in enumerate(shapes):
+        value, gradient = b.input(f"w{n}", shape), b.input(f"g{n}", shape)
+        outputs.append(b.op("sub", value, b.op("mul", 0.5, gradient)))
+    return b.build(outputs)
+
+
+def _inputs(program: Program) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal(spec.shape).astype(np.float32) for spec in program.inputs]
+
+
+def test_updates_of_several_shapes_share_a_function() -> None:
+    program = _updates((700,), (3, 5), (1200,))
+    source = generate(program, fuse_pointwise=False).source
+    assert "tasks_0_to_2(" in source and source.count("__fsub_rn(v_") == 1
+    check(program, _inputs(program), num_blocks=2)
+
+
+@pytest.mark.parametrize("sizes", [(64, 96), (33, 70)])
+def test_divisors_stay_constants(sizes: tuple[int, int]) -> None:
+    """A division by a size that differs would be slow for every element."""
+    b = ProgramBuilder()
+    rows = [b.input(f"x{n}", (40, size)) for n, size in enumerate(sizes)]
+    scales = [b.input(f"s{n}", (40, 1)) for n in range(2)]
+    program = b.build([b.op("mul", x, s) for x, s in zip(rows, scales, strict=True)])
+    assert "/ task." not in generate(program).source and "% task." not in generate(program).source
