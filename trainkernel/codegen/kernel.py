@@ -234,12 +234,11 @@ class _Body:
     def region(self, region: BlockRegion, stage: int, frame: Frame, indent: str) -> None:
         """The pieces of a region that a block computes, one after another; the parts of each in order."""
         inner = indent + _INDENT
-        tables = plan_fetches(region, frame, self.tensor, f"tk_copies_{stage}")
+        groups = plan_fetches(region, frame, self.tensor, f"tk_copies_{stage}")
         threads = frame.schedule.options.threads
         tensors = "p.tensors" if self.layout.uses_table else "(void* const*)&p + 2"
-        self.functions += [fetch.table for fetch in tables]
-        fetches = bool(tables)
-        if fetches:
+        self.functions += [fetch.table for tables in groups for fetch in tables]
+        if groups:
             self.templates.add("staged")
         self.shared_bytes = max(self.shared_bytes, region.shared.end_bytes)
         if self.shared_in_use:
@@ -255,16 +254,18 @@ class _Body:
                 "#pragma unroll 1",
                 f"{indent}for (int piece = partial * {slices}; piece < (partial + 1) * {slices}; ++piece) {{",
             ]
-        if fetches:
+        if groups:
             self.lines.append(f"{inner}TK_TASK({stage}, {len(self.tasks)});")
+        for tables in groups:
             self.lines += [f"{inner}{fetch.call(threads, tensors, slices)}" for fetch in tables]
             self.lines.append(f"{inner}tk_cp_async_commit();")
+        under_way = len(groups)
         for part, waits in zip(region.parts, region.waits, strict=False):
             lines = self.part(part, stage, frame, region)
             if waits:
-                if fetches:
-                    self.lines.append(f"{inner}tk_cp_async_wait<0>();")
-                    fetches = False
+                if under_way:
+                    under_way -= 1
+                    self.lines.append(f"{inner}tk_cp_async_wait<{under_way}>();")
                 self.lines.append(f"{inner}__syncthreads();")
             self.stamp(part.name, inner)
             self.lines += [f"{inner}{line}" for line in lines]

@@ -37,6 +37,7 @@ from trainkernel.shared import (
 
 _ITEMSIZE_BYTES = 4
 _MAX_RUNS = 128
+_MIN_LATER_BYTES = 8 * 1024
 StoreFunctions: TypeAlias = Callable[[Operation, Sequence[Index], Index, str, list[str], bool], tuple[list[str], str]]
 
 
@@ -65,23 +66,42 @@ class Fetch:
         return f"tk_fetch<{threads}>({arguments});"
 
 
-def plan_fetches(region: BlockRegion, frame: Frame, tensor: Callable[[Storage], int], prefix: str) -> list[Fetch]:
-    """The copies of a region: one table for each loop's step."""
-    common: dict[str, list[str]] = {}
-    own: dict[str, list[str]] = {}
-    for copy, at in sorted(region.shared.staged.items(), key=lambda pair: pair[1]):
-        storage = frame.storage(copy.buffer)
-        step, stride = ("0", 0)
-        if len(storage.steps) == 1:
-            step, stride = storage.steps[0]
-        elif storage.steps:
-            step, stride = " + ".join(f"(long long){name} * {each}" for name, each in storage.steps), 1
-        kind = common if copy.piece_stride == 0 else own
-        kind.setdefault(step, []).extend(_entries(copy, at, storage, tensor(storage), stride))
-    return [
-        Fetch(f"{prefix}_{n}", (*common.get(step, ()), *own.get(step, ())), len(common.get(step, ())), step)
-        for n, step in enumerate(dict.fromkeys([*common, *own]))
-    ]
+def plan_fetches(region: BlockRegion, frame: Frame, tensor: Callable[[Storage], int], prefix: str) -> list[list[Fetch]]:
+    """The copies of a region in the order in which parts wait for them: one table for each loop's step."""
+    groups: list[list[Fetch]] = []
+    for copies in _in_order_of_use(region):
+        common: dict[str, list[str]] = {}
+        own: dict[str, list[str]] = {}
+        for copy in copies:
+            storage = frame.storage(copy.buffer)
+            step, stride = ("0", 0)
+            if len(storage.steps) == 1:
+                step, stride = storage.steps[0]
+            elif storage.steps:
+                step, stride = " + ".join(f"(long long){name} * {each}" for name, each in storage.steps), 1
+            kind = common if copy.piece_stride == 0 else own
+            at = region.shared.staged[copy]
+            kind.setdefault(step, []).extend(_entries(copy, at, storage, tensor(storage), stride))
+        names = [f"{prefix}_{'ab'[len(groups)]}{n}" for n in range(len(common) + len(own))]
+        groups.append(
+            [
+                Fetch(name, (*common.get(step, ()), *own.get(step, ())), len(common.get(step, ())), step)
+                for name, step in zip(names, dict.fromkeys([*common, *own]), strict=False)
+            ]
+        )
+    return groups
+
+
+def _in_order_of_use(region: BlockRegion) -> list[list[Staged]]:
+    """The staged copies: first what the parts up to the second barrier read, then, if it is much, the rest."""
+    copies = sorted(region.shared.staged, key=lambda copy: region.shared.staged[copy])
+    waiting = [number for number, waits in enumerate(region.waits[:-1]) if waits]
+    if len(waiting) > 1:
+        first = {copy for own in region.copies[: waiting[1]] for copy in own}
+        later = [copy for copy in copies if copy not in first]
+        if first and sum(copy.size_bytes for copy in later) >= _MIN_LATER_BYTES:
+            return [[copy for copy in copies if copy in first], later]
+    return [copies] if copies else []
 
 
 def _entries(copy: Staged, at: int, storage: Storage, tensor: int, step_stride: int) -> Iterator[str]:
