@@ -134,6 +134,10 @@ class ProductPlan:
     tensor: str = ""
 
     @property
+    def on_tensor_cores(self) -> bool:
+        return self.path == "tensor" or bool(self.tensor)
+
+    @property
     def num_outputs(self) -> int:
         return self.batch * self.m * self.n
 

@@ -119,7 +119,7 @@ def plan_region(program: Program, target: Target, options: Options) -> RegionPla
     operations = [item for item in program.operations if isinstance(item, Operation) and _num_elements(item)]
     if asked == 0 or not operations:
         return None
-    if asked is None and sum(kind_of(operation) != "pointwise" for operation in operations) < _MIN_MEETINGS:
+    if asked is None and _num_meetings(operations) < _MIN_MEETINGS:
         return None
     model = RegionCost(program, target, options)
     best_us = model.total_us(None) if asked is None else float("inf")
@@ -129,6 +129,9 @@ def plan_region(program: Program, target: Target, options: Options) -> RegionPla
         if not choices:
             continue
         for rows, partials in _classifications(Cuts(program, label), model, choices):
+            inside = [each for each in operations if each.outputs[0].buffer in rows | partials]
+            if asked is None and _num_meetings(inside) < _MIN_MEETINGS:
+                continue
             for pieces in choices if rows else ():
                 plan = RegionPlan(Split.over(label, pieces, target.num_sms), rows, partials)
                 cost = model.total_us(plan)
@@ -156,6 +159,11 @@ def _classifications(
         if trial_rows and trial_us < best_us:
             rows, partials, whole, best_us = trial_rows, trial_partials, whole | {name}, trial_us
             yield rows, partials
+
+
+def _num_meetings(operations: list[Operation]) -> int:
+    """The operations that others wait for: all but pointwise ones."""
+    return sum(kind_of(operation) != "pointwise" for operation in operations)
 
 
 def _num_elements(operation: Operation) -> int:

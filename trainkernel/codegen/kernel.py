@@ -373,7 +373,7 @@ def assemble(program: Program, schedule: Schedule, plan: MemoryPlan) -> Generate
         grid_barriers=plan.grid_barriers,
         materialized_operations=len(tasks),
         inlined_operations=_num_inlined(schedule),
-        tensor_core_operations=sum(isinstance(t.plan, ProductPlan) and t.plan.path == "tensor" for t in tasks),
+        tensor_core_operations=sum(isinstance(t.plan, ProductPlan) and t.plan.on_tensor_cores for t in tasks),
         direct_outputs=schedule.direct_outputs,
         direct_state_commits=schedule.direct_state_commits,
         slots=layout.slots,
