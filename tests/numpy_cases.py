@@ -156,6 +156,17 @@ def call_of(each: Case, module: Any) -> Callable[..., Any]:
     return lambda *arrays: each.call(module, *arrays)
 
 
+def by_jax(function: Callable[..., Any], *arrays: Any) -> Any:
+    """JAX's result in one compilation, where each of its operations would need its own.
+
+    It does without the optimizations: they take longer than such a small function, and change what it rounds.
+    """
+    import jax
+
+    options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+    return jax.jit(function, compiler_options=options)(*arrays)
+
+
 def assert_derivatives(function: Callable[..., Any], arrays: Sequence[Array], module: Any) -> None:
     """In float64: the gradient along a direction, and its derivative along it, are finite differences."""
     numbers = tuple(position for position, x in enumerate(arrays) if x.dtype == np.float64)

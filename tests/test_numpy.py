@@ -12,6 +12,7 @@ from numpy_cases import (
     assert_close,
     assert_derivatives,
     assert_emulated,
+    by_jax,
     call_of,
     chunks,
     draw,
@@ -40,12 +41,10 @@ def test_values_are_numpys(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, each in CASES.items() if each.oracle != "numpy"])
 def test_values_and_dtypes_are_jaxs(name: str) -> None:
-    pytest.importorskip("jax")
-    import jax.numpy as jnp
-
+    jnp = pytest.importorskip("jax.numpy")
     each = CASES[name]
     arrays = draw(each.args, name)
-    assert_close(each.call(tnp, *arrays), each.call(jnp, *(jnp.asarray(x) for x in arrays)), each.atol)
+    assert_close(each.call(tnp, *arrays), by_jax(call_of(each, jnp), *arrays), each.atol)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int32", "uint8", "bool"])
@@ -100,7 +99,7 @@ def test_gradients_are_jaxs(name: str) -> None:
     numbers = tuple(position for position, x in enumerate(arrays) if x.dtype == np.float32)
     generator = np.random.default_rng(7)
     weights = [generator.uniform(0.5, 1.5, y.shape).astype(np.float32) for y in flat(each.call(tnp, *arrays))]
-    wanted = jax.grad(scalar_of(call_of(each, jnp), weights, jnp), argnums=numbers)(*(jnp.asarray(x) for x in arrays))
+    wanted = by_jax(jax.grad(scalar_of(call_of(each, jnp), weights, jnp), argnums=numbers), *arrays)
     got = gradient(scalar_of(call_of(each, tnp), weights, tnp), arrays, numbers)
     assert_close(got, wanted, max(1e-5, each.atol))
 
