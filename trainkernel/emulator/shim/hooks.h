@@ -26,11 +26,16 @@ static u32 find_region(uptr address) {
     return *cached = low - 1;
 }
 
-// Whether the address lies in the program's own object: its constants.
+// Whether the address lies in the program's own object: its constants. An object has its pages for itself, so what the
+// loader said of one address holds for its page; it takes long to answer where many objects are loaded.
 static bool in_program(uptr address) {
+    uptr* known = &program_pages[(address >> PAGE_BITS) % PAGE_CACHE];
+    if (*known == address >> PAGE_BITS) return true;
     Dl_info at, program;
-    return dladdr(reinterpret_cast<void*>(address), &at) && at.dli_fbase &&
-           dladdr(reinterpret_cast<void*>(request->entry), &program) && at.dli_fbase == program.dli_fbase;
+    bool found = dladdr(reinterpret_cast<void*>(address), &at) && at.dli_fbase &&
+                 dladdr(reinterpret_cast<void*>(request->entry), &program) && at.dli_fbase == program.dli_fbase;
+    if (found) *known = address >> PAGE_BITS;
+    return found;
 }
 
 // Distributed shared memory: another block of the cluster, alive.

@@ -37,6 +37,7 @@ static bool prepare_shadow() {
     memset(join_memo, 0, sizeof join_memo);
     memset(order_memo, 0, sizeof order_memo);
     memset(region_cache, 0xff, sizeof region_cache);
+    memset(program_pages, 0xff, sizeof program_pages);
     region_shadow = static_cast<Cell**>(calloc(request->num_regions + 1, sizeof(Cell*)));
     task_touched = static_cast<u8*>(calloc(u64(request->num_blocks) * request->num_tasks + 1, 1));
     if (!region_shadow || !task_touched) return false;

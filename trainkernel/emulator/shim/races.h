@@ -69,6 +69,9 @@ static Memo order_memo[MEMO];
 static Cell** region_shadow = nullptr;
 static const u32 REGION_CACHE = 256;
 static u32 region_cache[REGION_CACHE];
+// Pages of the program's object; every system's are at least this large.
+static const u32 PAGE_BITS = 12, PAGE_CACHE = 64;
+static uptr program_pages[PAGE_CACHE];
 static u8* task_touched = nullptr;  // [block][task]
 static bool race_checks = false;
 
