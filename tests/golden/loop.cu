@@ -546,7 +546,7 @@ __device__ __forceinline__ void task_1_cell_row_sums(const TkParams& p, int piec
   }
 }
 
-__constant__ TkCopy tk_copies_2_0[5] = {
+__constant__ TkCopy tk_copies_2_a0[5] = {
   {0, 768, 0, 0, 0, 120, 10, 429496730, 160, 176, 4} /* w */,
   {0, 2880, 1920, 0, 0, 120, 10, 429496730, 160, 176, 4} /* w */,
   {0, 4992, 3840, 0, 0, 120, 10, 429496730, 160, 176, 4} /* w */,
@@ -554,7 +554,7 @@ __constant__ TkCopy tk_copies_2_0[5] = {
   {3, 512, 0, 160, 0, 10, 10, 429496730, 160, 176, 4} /* carry */,
 };
 
-__constant__ TkCopy tk_copies_2_1[1] = {
+__constant__ TkCopy tk_copies_2_a1[1] = {
   {2, 256, 0, 160, 1440, 10, 10, 429496730, 160, 160, 4} /* row */,
 };
 
@@ -658,8 +658,8 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
 #pragma unroll 1
     for (int piece = blockIdx.x; piece < 9; piece += gridDim.x) {
       TK_TASK(2, 2);
-      tk_fetch<512>(tk_copies_2_0, piece == (int)blockIdx.x ? 0 : 4, 5, (void* const*)&p + 2, p.workspace, shared, piece, 0);
-      tk_fetch<512>(tk_copies_2_1, 0, 1, (void* const*)&p + 2, p.workspace, shared, piece, step_0);
+      tk_fetch<512>(tk_copies_2_a0, piece == (int)blockIdx.x ? 0 : 4, 5, (void* const*)&p + 2, p.workspace, shared, piece, 0);
+      tk_fetch<512>(tk_copies_2_a1, 0, 1, (void* const*)&p + 2, p.workspace, shared, piece, step_0);
       tk_cp_async_commit();
       tk_cp_async_wait<0>();
       __syncthreads();

@@ -527,7 +527,7 @@ struct TkParams {
   float scalar_rate;
 };
 
-__constant__ TkCopy tk_copies_0_0[16] = {
+__constant__ TkCopy tk_copies_0_a0[16] = {
   {1, 11520, 0, 0, 0, 20, 20, 214748365, 320, 320, 4} /* y */,
   {2, 11904, 0, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
   {2, 12384, 396, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
@@ -755,7 +755,7 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
 #pragma unroll 1
   for (int piece = blockIdx.x; piece < 1; piece += gridDim.x) {
     TK_TASK(0, 0);
-    tk_fetch<512>(tk_copies_0_0, piece == (int)blockIdx.x ? 0 : 16, 16, (void* const*)&p + 2, p.workspace, shared, piece, 0);
+    tk_fetch<512>(tk_copies_0_a0, piece == (int)blockIdx.x ? 0 : 16, 16, (void* const*)&p + 2, p.workspace, shared, piece, 0);
     tk_cp_async_commit();
     tk_cp_async_wait<0>();
     __syncthreads();

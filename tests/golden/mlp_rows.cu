@@ -527,7 +527,7 @@ struct TkParams {
   float scalar_rate;
 };
 
-__constant__ TkCopy tk_copies_0_0[12] = {
+__constant__ TkCopy tk_copies_0_a0[12] = {
   {5, 2432, 0, 0, 0, 2, 2, 2147483648u, 8, 8, 1} /* b1 */,
   {3, 2560, 0, 0, 0, 33, 33, 130150525, 132, 132, 1} /* b0 */,
   {4, 3328, 0, 0, 0, 66, 2, 2147483648u, 8, 32, 1} /* w1 */,
@@ -766,7 +766,7 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
 #pragma unroll 1
   for (int piece = blockIdx.x; piece < 8; piece += gridDim.x) {
     TK_TASK(0, 0);
-    tk_fetch<512>(tk_copies_0_0, piece == (int)blockIdx.x ? 0 : 10, 12, (void* const*)&p + 2, p.workspace, shared, piece, 0);
+    tk_fetch<512>(tk_copies_0_a0, piece == (int)blockIdx.x ? 0 : 10, 12, (void* const*)&p + 2, p.workspace, shared, piece, 0);
     tk_cp_async_commit();
     tk_cp_async_wait<0>();
     __syncthreads();

@@ -130,7 +130,7 @@ def _div_cuda(args: Sequence[str], attrs: Attrs) -> str:
     divisor = args[1].removesuffix("f")
     if divisor.replace(".", "", 1).isdigit() and math.frexp(float(divisor))[0] == 0.5:
         return f"__fmul_rn({args[0]}, {float_literal(1.0 / float(divisor))})"
-    return f"__fdiv_rn({args[0]}, {args[1]})"
+    return f"tk_divide({args[0]}, {args[1]})"
 
 
 def _pow_cuda(args: Sequence[str], attrs: Attrs) -> str:
@@ -419,7 +419,7 @@ POINTWISE = (
     ),
     _float("sin", np.sin, "sinf", lambda b, ct, y, x: ct * b.cos(x), cost=20, max_ulps=3),
     _float("cos", np.cos, "cosf", lambda b, ct, y, x: -(ct * b.sin(x)), cost=20, max_ulps=3),
-    _float("sqrt", np.sqrt, "__fsqrt_rn", lambda b, ct, y, x: ct / (y * 2), cost=8, sample=(0.0, 4.0)),
+    _float("sqrt", np.sqrt, "tk_square_root", lambda b, ct, y, x: ct / (y * 2), cost=8, sample=(0.0, 4.0)),
     _float(
         "rsqrt",
         lambda x: 1.0 / np.sqrt(x),

@@ -6,6 +6,18 @@ __device__ __forceinline__ float tk_minimum(float a, float b) { return a < b || 
 // -1, 0 or 1; NaN for NaN.
 __device__ __forceinline__ float tk_sign(float x) { return x != x ? x : (float)((x > 0.0f) - (x < 0.0f)); }
 
+// The same bits as IEEE's, but a zero (the moments of a gradient that is zero) does not send its warp through the
+// slow way of the division and of the square root.
+__device__ __forceinline__ float tk_divide(float a, float b) {
+  const bool quick = a == 0.0f && (__float_as_uint(b) & 0x7f800000u) - 0x00800000u < 0x7f000000u;  // and b is normal
+  const float quotient = __fdiv_rn(quick ? 1.0f : a, b);
+  return quick ? __uint_as_float((__float_as_uint(a) ^ __float_as_uint(b)) & 0x80000000u) : quotient;
+}
+__device__ __forceinline__ float tk_square_root(float x) {
+  const float root = __fsqrt_rn(x == 0.0f ? 1.0f : x);
+  return x == 0.0f ? x : root;
+}
+
 // Correctly rounded steps, so that every device gives the same bits.
 __device__ __forceinline__ float tk_rsqrt(float x) { return __fdiv_rn(1.0f, __fsqrt_rn(x)); }
 
