@@ -166,6 +166,23 @@ __device__ __forceinline__ float tk_round_bfloat16(float value) {
 }
 __device__ __forceinline__ float tk_round_bool(float value) { return value != 0.0f ? 1.0f : 0.0f; }
 
+// Four neighbours, aligned to as many bytes as they have.
+__device__ __forceinline__ void tk_load_four(float (&values)[4], const float* from) {
+  float4 four = *(const float4*)from;
+  values[0] = four.x;
+  values[1] = four.y;
+  values[2] = four.z;
+  values[3] = four.w;
+}
+template <class T>
+__device__ __forceinline__ void tk_load_four(float (&values)[4], const T* from) {
+  uint2 four = *(const uint2*)from;
+  values[0] = tk_value(T{(unsigned short)four.x});
+  values[1] = tk_value(T{(unsigned short)(four.x >> 16)});
+  values[2] = tk_value(T{(unsigned short)four.y});
+  values[3] = tk_value(T{(unsigned short)(four.y >> 16)});
+}
+
 // The larger of two numbers; NaN if either is NaN.
 __device__ __forceinline__ float tk_maximum(float a, float b) { return a > b || a != a ? a : b; }
 

@@ -192,23 +192,6 @@ __device__ __forceinline__ void tk_block_fill_rows(T* to, Load load) {
   }
 }
 
-__device__ __forceinline__ void tk_four_values(float (&values)[4], const float* from, bool vector) {
-  const float4 four = vector ? *(const float4*)from : make_float4(from[0], from[1], from[2], from[3]);
-  values[0] = four.x;
-  values[1] = four.y;
-  values[2] = four.z;
-  values[3] = four.w;
-}
-template <class T>
-__device__ __forceinline__ void tk_four_values(float (&values)[4], const T* from, bool vector) {
-  const uint2 four = vector ? *(const uint2*)from
-                            : make_uint2(from[0].bits | (unsigned)from[1].bits << 16, from[2].bits | (unsigned)from[3].bits << 16);
-  values[0] = tk_value(T{(unsigned short)four.x});
-  values[1] = tk_value(T{(unsigned short)(four.x >> 16)});
-  values[2] = tk_value(T{(unsigned short)four.y});
-  values[3] = tk_value(T{(unsigned short)(four.y >> 16)});
-}
-
 // The same for a plain matrix, whose rows of whole runs of four are `row_stride` apart.
 template <int ROWS, int COLUMNS, int THREADS, int STRIDE, class T, class Source>
 __device__ __forceinline__ void tk_block_fill_matrix(T* to, const Source* from, tk_index row_stride) {
@@ -220,7 +203,13 @@ __device__ __forceinline__ void tk_block_fill_matrix(T* to, const Source* from, 
 #pragma unroll
     for (int u = 0; u < BATCH; ++u) {
       const unsigned run = tk_min(first + u * THREADS, RUNS - 1);
-      tk_four_values(values[u], from + run / (COLUMNS / 4) * row_stride + run % (COLUMNS / 4) * 4, vector);
+      const Source* four = from + run / (COLUMNS / 4) * row_stride + run % (COLUMNS / 4) * 4;
+      if (vector) {
+        tk_load_four(values[u], four);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) values[u][i] = tk_value(four[i]);
+      }
     }
 #pragma unroll
     for (int u = 0; u < BATCH; ++u) {

@@ -138,13 +138,29 @@ static float element(u32 pair, u32 half, bool bfloat) {
     return value;
 }
 
-// Sums of a 16 x 8 tile, each rounded once, to the lanes that hold them.
-static void hand_out(Fiber** lanes, const double (&sum)[16][8]) {
+// The lanes of the warp with their fragments, for the lane that comes last; null for the others.
+static Fiber** meet_with_fragments(float* d, const u32* a, const u32* b) {
+    Fiber* fiber = current;
+    fiber->operands[0] = d;
+    fiber->operands[1] = const_cast<u32*>(a);
+    fiber->operands[2] = const_cast<u32*>(b);
+    if (!warp_arrive(fiber, WAIT_MMA, 0xffffffffu)) return nullptr;
+    if (fiber->warp->present != 0xffffffffu) fatal_at(KIND_DIVERGENT_WARP, fiber, 31);
+    return fiber->warp->lanes;
+}
+
+// The sums of a 16 x 8 tile, each rounded once, go to the lanes that hold them, which go on.
+template <u32 DEPTH>
+static void multiply(Fiber** lanes, const double (&left)[16][DEPTH], const double (&right)[DEPTH][8], double (&sum)[16][8]) {
+    for (u32 m = 0; m < 16; m++)
+        for (u32 k = 0; k < DEPTH; k++)
+            for (u32 n = 0; n < 8; n++) sum[m][n] += left[m][k] * right[k][n];
     for (u32 lane = 0; lane < 32; lane++) {
         u32 g = lane / 4, t = lane % 4 * 2;
         float* out = static_cast<float*>(lanes[lane]->operands[0]);
         for (u32 i = 0; i < 4; i++) out[i] = float(sum[g + i / 2 * 8][t + i % 2]);
     }
+    warp_release(current);
 }
 
 static float tf32(u32 bits) {
@@ -157,13 +173,8 @@ static float tf32(u32 bits) {
 // PTX mma.m16n8k16.row.col: products are exact, summed in float64, rounded once. The hardware's
 // sum is not IEEE either; the op table bounds the difference.
 TK_EXPORT void tk_emu_mma(float* d, const u32* a, const u32* b, u32 bfloat) {
-    Fiber* fiber = current;
-    fiber->operands[0] = d;
-    fiber->operands[1] = const_cast<u32*>(a);
-    fiber->operands[2] = const_cast<u32*>(b);
-    if (!warp_arrive(fiber, WAIT_MMA, 0xffffffffu)) return;
-    if (fiber->warp->present != 0xffffffffu) fatal_at(KIND_DIVERGENT_WARP, fiber, 31);
-    Fiber** lanes = fiber->warp->lanes;
+    Fiber** lanes = meet_with_fragments(d, a, b);
+    if (!lanes) return;
     double left[16][16], right[16][8], sum[16][8];
     for (u32 lane = 0; lane < 32; lane++) {
         u32 g = lane / 4, t = lane % 4 * 2;
@@ -176,22 +187,13 @@ TK_EXPORT void tk_emu_mma(float* d, const u32* a, const u32* b, u32 bfloat) {
             for (u32 r = 0; r < 2; r++) sum[g + r * 8][t + i] = c[r * 2 + i];
         }
     }
-    for (u32 m = 0; m < 16; m++)
-        for (u32 k = 0; k < 16; k++)
-            for (u32 n = 0; n < 8; n++) sum[m][n] += left[m][k] * right[k][n];
-    hand_out(lanes, sum);
-    warp_release(fiber);
+    multiply(lanes, left, right, sum);
 }
 
 // PTX mma.m16n8k8 of TF32 numbers, whose lower 13 bits the hardware ignores; sums as above.
 TK_EXPORT void tk_emu_mma_tf32(float* d, const u32* a, const u32* b) {
-    Fiber* fiber = current;
-    fiber->operands[0] = d;
-    fiber->operands[1] = const_cast<u32*>(a);
-    fiber->operands[2] = const_cast<u32*>(b);
-    if (!warp_arrive(fiber, WAIT_MMA, 0xffffffffu)) return;
-    if (fiber->warp->present != 0xffffffffu) fatal_at(KIND_DIVERGENT_WARP, fiber, 31);
-    Fiber** lanes = fiber->warp->lanes;
+    Fiber** lanes = meet_with_fragments(d, a, b);
+    if (!lanes) return;
     double left[16][8], right[8][8], sum[16][8];
     for (u32 lane = 0; lane < 32; lane++) {
         u32 g = lane / 4, t = lane % 4;
@@ -202,11 +204,7 @@ TK_EXPORT void tk_emu_mma_tf32(float* d, const u32* a, const u32* b) {
         for (u32 r = 0; r < 2; r++) right[t + r * 4][g] = tf32(rb[r]);
         for (u32 i = 0; i < 4; i++) sum[g + i / 2 * 8][t * 2 + i % 2] = c[i];
     }
-    for (u32 m = 0; m < 16; m++)
-        for (u32 k = 0; k < 8; k++)
-            for (u32 n = 0; n < 8; n++) sum[m][n] += left[m][k] * right[k][n];
-    hand_out(lanes, sum);
-    warp_release(fiber);
+    multiply(lanes, left, right, sum);
 }
 
 // cp.async: at issue the destination becomes poison and its shadow "in flight"; the bytes arrive
