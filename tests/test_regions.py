@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
 from error_bounds import assert_close
 from harness import bits, check, emulate
-from numpy.typing import NDArray
+from region_programs import SHAPES, product, random_inputs, region_step, tf32
 
 from trainkernel.builder import ProgramBuilder
 from trainkernel.codegen import generate
-from trainkernel.dtypes import DTYPES
 from trainkernel.ir import Program
 from trainkernel.products import ProductPlan
 from trainkernel.target import Target
-
-
-def _inputs(program: Program) -> list[NDArray[Any]]:
-    rng = np.random.default_rng(0)
-    return [
-        rng.standard_normal(spec.shape, dtype=np.float32).astype(DTYPES[spec.dtype].numpy)
-        for spec in program.tensor_inputs
-    ]
 
 
 def test_a_block_takes_one_panel_after_another() -> None:
@@ -33,7 +22,9 @@ def test_a_block_takes_one_panel_after_another() -> None:
     b = ProgramBuilder()
     program = b.build([b.op("mm", b.input("x", (13, 9)), b.input("w", (9, 31)))])
     for num_blocks in (1, 2):
-        generated = check(program, _inputs(program), num_blocks=num_blocks, order=1, region_pieces=0, gemm_tile_n=64)
+        generated = check(
+            program, random_inputs(program), num_blocks=num_blocks, order=1, region_pieces=0, gemm_tile_n=64
+        )
         plan = generated.schedule.tasks[0].plan
         assert isinstance(plan, ProductPlan) and plan.path == "panel" and plan.num_pieces > 1
 
@@ -72,44 +63,12 @@ def test_a_region_fits_into_shared_memory(target: str, threads: int | None, dtyp
 # ---------------------------------------------------------------------------- tensor cores
 
 
-def _train(batch: int, layers: tuple[int, ...], dtype: str) -> Program:
-    """A perceptron's step: its weights are float32 and rounded in the step where the dtype is another one."""
-    b = ProgramBuilder()
-    h, target = b.input("x", (batch, layers[0]), dtype), b.input("target", (batch, layers[-1]))
-    weights, kept = [], [h]
-    for number, shape in enumerate(pairwise(layers)):
-        weights.append(b.input(f"w{number}", shape))
-        w = b.op("cast", weights[-1], dtype=dtype)
-        h = b.op("relu", b.op("mm", h, w, dtype=dtype), dtype=dtype)
-        kept.append(h)
-    grad = b.op("cast", b.op("sub", h, target), dtype=dtype)
-    updated = []
-    for number in reversed(range(len(weights))):
-        own = b.op("cast", b.op("mm", kept[number].T, grad, dtype=dtype), dtype="float32")
-        updated.append(b.op("sub", weights[number], b.op("mul", own, 0.01)))
-        if number:
-            w = b.op("cast", weights[number], dtype=dtype)
-            grad = b.op(
-                "threshold_backward", b.op("mm", grad, w.T, dtype=dtype), kept[number], dtype=dtype, threshold=0
-            )
-    return b.build([*updated, b.op("sum", grad, dims=(0,), dtype="float32")])
-
-
-SHAPES = [
-    (32, (16, 24, 8), 2),
-    (96, (20, 40, 24, 10), 3),
-    (48, (3, 17, 33, 1), 1),
-    (256, (64, 64, 64), 2),
-    (40, (8, 130, 8), 5),
-]
-
-
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(("batch", "layers", "pieces"), SHAPES)
 def test_sixteen_bit_products_of_a_region(batch: int, layers: tuple[int, ...], pieces: int, dtype: str) -> None:
     """Every layout, ragged sizes, operands in place and evaluated; race-free and within the error bounds."""
-    program = _train(batch, layers, dtype)
-    inputs = _inputs(program)
+    program = region_step(batch, layers, dtype)
+    inputs = random_inputs(program)
     first = None
     for num_blocks, fuse in ((1, True), (3, True), (2, False)):
         generated = check(
@@ -124,15 +83,9 @@ def test_sixteen_bit_products_of_a_region(batch: int, layers: tuple[int, ...], p
 @pytest.mark.parametrize("pieces", [1, 4])
 def test_tf32_rounds_operands_to_11_bits(pieces: int) -> None:
     """The default keeps all 24."""
-    b = ProgramBuilder()
-    x, w = b.input("x", (64, 32)), b.input("w", (32, 48))
-    program = b.build([b.op("mm", x, w)])
-    inputs = _inputs(program)
-
-    def rounded(value: NDArray[Any]) -> NDArray[Any]:
-        return ((value.view(np.uint32) + 0x1000) & 0xFFFFE000).view(np.float32).astype(np.float64)
-
-    exact, short = inputs[0].astype(np.float64) @ inputs[1], rounded(inputs[0]) @ rounded(inputs[1])
+    program = product(64, 48, 32)
+    inputs = random_inputs(program)
+    exact, short = inputs[0].astype(np.float64) @ inputs[1], tf32(inputs[0]) @ tf32(inputs[1])
     for precision, want, other in (("tf32", short, exact), ("highest", exact, short), (None, exact, short)):
         generated = generate(program, region_pieces=pieces, precision=precision, target="sm_90a")
         (found,) = emulate(generated, inputs, num_blocks=2, order=1).outputs
@@ -146,12 +99,12 @@ def test_tf32_rounds_operands_to_11_bits(pieces: int) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_block_adds_up_its_pieces(dtype: str) -> None:
     """More pieces than multiprocessors: consecutive ones are one block's, and share a partial result."""
-    program = _train(48, (6, 16, 4), dtype)
+    program = region_step(48, (6, 16, 4), dtype)
     target = replace(Target.preset("sm_90a"), num_sms=4)
     generated = generate(program, target=target, region_pieces=12)
     (region,) = (task.region for stage in generated.schedule.stages for task in stage.tasks if task.region)
     assert (region.split.pieces, region.split.slices, region.split.partials) == (12, 3, 4)
-    inputs, first = _inputs(program), None
+    inputs, first = random_inputs(program), None
     for num_blocks in (1, 2, 4):
         result = emulate(generated, inputs, num_blocks=num_blocks, order=num_blocks)
         assert_close(result.outputs, program, inputs, "slices")
@@ -168,5 +121,5 @@ def test_every_reduction_adds_up_pieces(op: str) -> None:
     program = b.build([b.op(op, h, dims=(0,)), b.op("mm", x.T, h)])
     generated = generate(program, target=replace(Target.preset("sm_90a"), num_sms=3), region_pieces=12)
     assert "4 for each block" in str(generated.schedule)
-    inputs = _inputs(program)
+    inputs = random_inputs(program)
     assert_close(emulate(generated, inputs, num_blocks=2, order=1).outputs, program, inputs, op)
