@@ -27,7 +27,7 @@ def _inputs(program: Program) -> list[np.ndarray]:
 def test_updates_of_several_shapes_share_a_function() -> None:
     program = _updates((700,), (3, 5), (1200,))
     source = generate(program, fuse_pointwise=False).source
-    assert "tasks_0_to_2(" in source and source.count("__fsub_rn(v_") == 1
+    assert "tasks_0_" in source and source.count("__fsub_rn(v_") == 1
     check(program, _inputs(program), num_blocks=2)
 
 
@@ -39,3 +39,38 @@ def test_divisors_stay_constants(sizes: tuple[int, int]) -> None:
     scales = [b.input(f"s{n}", (40, 1)) for n in range(2)]
     program = b.build([b.op("mul", x, s) for x, s in zip(rows, scales, strict=True)])
     assert "/ task." not in generate(program).source and "% task." not in generate(program).source
+
+
+def test_layers_that_are_alike_share_a_function() -> None:
+    """Each layer waits for the one before, so that several stages call the same function."""
+    b = ProgramBuilder()
+    x = b.input("x", (40, 24))
+    for n in range(4):
+        x = b.op("tanh", b.op("mm", x, b.input(f"w{n}", (24, 24))))
+    program = b.build([x])
+    source = generate(program, region_pieces=0).source
+    assert source.count("= tanhf(") == 1 and source.count("__device__ __noinline__ void tasks_0_tanh(") == 1
+    check(program, _inputs(program), region_pieces=0)
+
+
+def test_a_loop_and_what_follows_it_share_a_function() -> None:
+    body = ProgramBuilder()
+    w, carry = body.input("w", (24, 24)), body.input("carry", (40, 24))
+    step = body.build([body.op("tanh", body.op("mm", carry, w))])
+    b = ProgramBuilder()
+    operands = [b.input("w", (24, 24)), b.input("x", (40, 24))]
+    (final,) = b.loop(step, operands, num_carry=1, length=3)
+    program = b.build([b.op("tanh", b.op("mm", final, b.input("w_after", (24, 24))))])
+    check(program, _inputs(program), region_pieces=0)
+
+
+def test_many_functions_call_what_they_have_in_common() -> None:
+    """Barriers and plain products are not repeated in a kernel of many tasks."""
+    b = ProgramBuilder()
+    x = b.input("x", (20, 12))
+    for n in range(26):
+        x = b.op(("tanh", "sin")[n % 2], b.op("mm", x, b.input(f"w{n}", (12 + n, 13 + n))))
+    program = b.build([x])
+    options = {"region_pieces": 0, "fuse_pointwise": False}
+    assert "#define TK_OFTEN_CALLED __noinline__" in generate(program, **options).source
+    check(program, _inputs(program), num_blocks=3, **options)

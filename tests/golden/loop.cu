@@ -3,6 +3,7 @@
 #if defined(__CUDACC_RTC__) || defined(TRAINKERNEL_EMULATOR)
 
 typedef int tk_index;
+#define TK_OFTEN_CALLED __forceinline__
 
 // What needs PTX. The emulator's shim has C++ functions of the same names.
 
@@ -229,29 +230,33 @@ __device__ __forceinline__ TkBarrier tk_barrier_init(unsigned char* workspace, u
   return barrier;
 }
 
-// False if the wait timed out: the whole block gets the same answer and must leave the kernel.
-__device__ __forceinline__ bool tk_grid_barrier(TkBarrier& barrier, int stage) {
+// False if the wait for a phase timed out: the whole block gets the same answer and must leave the kernel.
+__device__ TK_OFTEN_CALLED bool tk_grid_barrier_wait(unsigned* counter, unsigned phase, unsigned long long timeout_ns, int stage) {
   __syncthreads();
   if (gridDim.x == 1) return true;
   int late = 0;
   if (threadIdx.x == 0) {
     TK_GRID_BARRIER_ARRIVE();
-    barrier.phase ^= 0x80000000u;
-    tk_red_release_gpu_add(barrier.counter, blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u);
-    if (barrier.timeout_ns == 0) {
+    tk_red_release_gpu_add(counter, blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u);
+    if (timeout_ns == 0) {
 #pragma unroll 1
-      while ((tk_load_acquire_gpu(barrier.counter) & 0x80000000u) != barrier.phase) {
+      while ((tk_load_acquire_gpu(counter) & 0x80000000u) != phase) {
       }
     } else {
       unsigned long long start = tk_globaltimer_ns();
-      while (!late && (tk_load_acquire_gpu(barrier.counter) & 0x80000000u) != barrier.phase)
-        late = tk_globaltimer_ns() - start > barrier.timeout_ns;
-      if (late) atomicExch(barrier.counter + 1, (unsigned)stage + 1);
+      while (!late && (tk_load_acquire_gpu(counter) & 0x80000000u) != phase)
+        late = tk_globaltimer_ns() - start > timeout_ns;
+      if (late) atomicExch(counter + 1, (unsigned)stage + 1);
     }
   }
   bool passed = __syncthreads_or(late) == 0;
   if (passed) TK_GRID_BARRIER_DONE();
   return passed;
+}
+
+__device__ __forceinline__ bool tk_grid_barrier(TkBarrier& barrier, int stage) {
+  barrier.phase ^= 0x80000000u;
+  return tk_grid_barrier_wait(barrier.counter, barrier.phase, barrier.timeout_ns, stage);
 }
 
 // Reductions of count elements load(k) in an order fixed by the number of threads alone.

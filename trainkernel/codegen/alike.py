@@ -1,15 +1,16 @@
-"""Tasks of a stage that do the same on other tensors: one function serves them all.
+"""Tasks that do the same on other tensors: one function serves them all.
 
-An optimizer's step is the same statements for every parameter. Compiled once, with the tensors and
-the sizes that differ as arguments, they cost the compiler a part of the time, and a block finds the
-task of a piece by a few comparisons. Tasks are alike if their statements are, up to the names of
-pointers and values and to integers that may as well be variables.
+An optimizer's step is the same statements for every parameter, a layer's those of the layer before.
+Compiled once, with the tensors and the sizes that differ as arguments, they cost the compiler a part
+of the time. Alike tasks of one stage are a family: a block finds the task of a piece by a few
+comparisons. A function that several stages call is not inlined. Tasks are alike if their statements
+are, up to the names of pointers and values and to integers that may as well be variables.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -38,6 +39,9 @@ class _Form:
     tokens: tuple[str, ...]
     free: tuple[int, ...]
     key: _Key
+
+
+_Member: TypeAlias = tuple[TaskFunction, _Form]
 
 
 def _form(function: TaskFunction) -> _Form:
@@ -72,11 +76,11 @@ def _may_vary(tokens: Sequence[str]) -> bool:
     return next((word for word in reversed(words[:-1]) if word != ")"), "") == "piece"
 
 
-@dataclass(frozen=True)
-class Family:
-    """A task, or several that are alike, whose pieces follow one another.
+@dataclass(frozen=True, eq=False)
+class SharedFunction:
+    """A function that serves one task, or several that are alike.
 
-    The function is the first one's; ``sizes`` are its integers that differ, by place in its tokens:
+    The statements are the first task's; ``sizes`` are its integers that differ, by place in its tokens:
     a variable's number; ``values`` are every task's values of the variables.
     """
 
@@ -85,23 +89,24 @@ class Family:
     sizes: Mapping[int, int] | None = None
     values: tuple[tuple[str, ...], ...] = ()
 
-    @property
-    def num_pieces(self) -> int:
-        return sum(function.task.num_pieces for function in self.functions)
+    def name(self, first_id: int) -> str:
+        """The function's name; ``first_id`` is its first task's."""
+        leader = self.functions[0]
+        return leader.name(first_id) if self.sizes is None else f"tasks_{first_id}_{leader.task.name}"
 
-    def text(self, first_id: int, stage: int) -> str:
-        """The function, after a struct of what differs."""
+    def text(self, ids: Sequence[int], stages: Sequence[int]) -> str:
+        """The function, after a struct of what differs; ``ids`` and ``stages`` are its tasks'."""
         leader = self.functions[0]
         if self.sizes is None:
-            return leader.text(first_id, stage)
-        fields = [f"{leader.pointers[place].kind} {leader.pointers[place].name};" for place in self._different]
+            return leader.text(ids[0], stages[0])
+        fields = [f"{leader.pointers[place].kind} {leader.pointers[place].name};" for place in self.different]
         fields += [f"int {_size(number)};" for number in range(len(self.values[0]))]
-        task = f"const {_struct(first_id)}& task"
-        head = f"__device__ __forceinline__ void {self._name(first_id)}({leader.parameters}, {task})"
-        titles = [function.title(first_id + n, stage) for n, function in enumerate(self.functions)]
+        inline = "__forceinline__" if len(set(stages)) == 1 else "__noinline__"
+        head = f"__device__ {inline} void {self.name(ids[0])}({leader.parameters}, {struct_name(ids[0])} task)"
+        titles = [function.title(*where) for function, *where in zip(self.functions, ids, stages, strict=True)]
         lines = [
-            f"// What differs between tasks {first_id} to {first_id + len(self.functions) - 1}.",
-            *block(f"struct {_struct(first_id)}", fields)[:-1],
+            f"// What differs between tasks {', '.join(map(str, ids))}.",
+            *block(f"struct {struct_name(ids[0])}", fields)[:-1],
             "};",
             "",
             *(line for title in titles for line in title),
@@ -109,39 +114,16 @@ class Family:
         ]
         return "\n".join(lines)
 
-    def loop(self, first_id: int, stage: int, first: str, arguments: str) -> list[str]:
-        """The loop over the pieces of a block, of which ``first`` is the first."""
-        if self.sizes is None:
-            mark = f"TK_TASK({stage}, {first_id});"
-            call = f"{self._name(first_id)}({arguments});"
-            return block(f"for (int piece = {first}; piece < {self.num_pieces}; piece += gridDim.x)", [mark, call])
-        lines = [f"{_struct(first_id)} task;", "int piece = item;"]
-        end = 0
-        for n, function in enumerate(self.functions):
-            start, end = end, end + function.task.num_pieces
-            test = f"if (item < {end})" if n == 0 else "else" if end == self.num_pieces else f"else if (item < {end})"
-            inner = [f"TK_TASK({stage}, {first_id + n});"]
-            inner += [f"piece -= {start};"] if start else []
-            pointers = [function.pointers[place] for place in self._different]
-            fields = [f"{pointer.address},  // {pointer.name}" for pointer in pointers]
-            fields += [f"{value}," for value in self.values[n]]
-            inner += ["task = {", *(INDENT + line for line in fields), "};"]
-            chosen = block(test, inner)
-            if n:
-                lines[-1] += f" {chosen.pop(0)}"
-            lines += chosen
-        lines.append(f"{self._name(first_id)}({arguments}, task);")
-        return block(f"for (int item = {first}; item < {self.num_pieces}; item += gridDim.x)", lines)
-
-    def _name(self, first_id: int) -> str:
-        if self.sizes is None:
-            return self.functions[0].name(first_id)
-        return f"tasks_{first_id}_to_{first_id + len(self.functions) - 1}"
+    def fields(self, number: int) -> list[str]:
+        """The values of the struct's fields for a task, one per line."""
+        pointers = self.functions[number].pointers
+        fields = [f"{pointers[place].address},  // {pointers[place].name}" for place in self.different]
+        return fields + [f"{value}," for value in self.values[number]]
 
     def _statements(self) -> list[str]:
         assert self.sizes is not None
         own = self.functions[0].pointers
-        pointers = {own[place].name for place in self._different}
+        pointers = {own[place].name for place in self.different}
         same = [pointer.declaration for pointer in own if pointer.name not in pointers]
         words = [
             f"task.{_size(self.sizes[place])}"
@@ -154,13 +136,63 @@ class Family:
         return same + "".join(words).splitlines()
 
     @property
-    def _different(self) -> list[int]:
+    def different(self) -> list[int]:
         """The places of the pointers that are not the same for all."""
         columns = zip(*(function.pointers for function in self.functions), strict=True)
         return [place for place, column in enumerate(columns) if len({pointer.address for pointer in column}) > 1]
 
 
-def _struct(first_id: int) -> str:
+@dataclass(frozen=True)
+class Family:
+    """Tasks of one stage that share a function: ``members`` are their places among its tasks, in order."""
+
+    shared: SharedFunction
+    members: tuple[int, ...]
+
+    @property
+    def functions(self) -> list[TaskFunction]:
+        return [self.shared.functions[member] for member in self.members]
+
+    @property
+    def num_pieces(self) -> int:
+        return sum(function.task.num_pieces for function in self.functions)
+
+    def loop(self, ids: Sequence[int], first_id: int, stage: int, first: str, arguments: str) -> list[str]:
+        """The loop over the pieces of a block.
+
+        ``ids`` are those of the family's tasks, ``first_id`` that of the function's first task; ``first``
+        is the block's first piece.
+        """
+        call = f"{self.shared.name(first_id)}({arguments}"
+        if self.shared.sizes is None:
+            mark = f"TK_TASK({stage}, {ids[0]});"
+            head = f"for (int piece = {first}; piece < {self.num_pieces}; piece += gridDim.x)"
+            return block(head, [mark, f"{call});"])
+        if len(self.members) == 1:
+            task = [f"const {struct_name(first_id)} task = {{", *self._fields(self.members[0]), "};"]
+            inner = [f"TK_TASK({stage}, {ids[0]});", *task, f"{call}, task);"]
+            return block(f"for (int piece = {first}; piece < {self.num_pieces}; piece += gridDim.x)", inner)
+        lines = [f"{struct_name(first_id)} task;", "int piece = item;"]
+        end = 0
+        for n, (member, function) in enumerate(zip(self.members, self.functions, strict=True)):
+            start, end = end, end + function.task.num_pieces
+            test = f"if (item < {end})" if n == 0 else "else" if end == self.num_pieces else f"else if (item < {end})"
+            inner = [f"TK_TASK({stage}, {ids[n]});"]
+            inner += [f"piece -= {start};"] if start else []
+            inner += ["task = {", *self._fields(member), "};"]
+            chosen = block(test, inner)
+            if n:
+                lines[-1] += f" {chosen.pop(0)}"
+            lines += chosen
+        lines.append(f"{call}, task);")
+        return block(f"for (int item = {first}; item < {self.num_pieces}; item += gridDim.x)", lines)
+
+    def _fields(self, member: int) -> list[str]:
+        return [INDENT + line for line in self.shared.fields(member)]
+
+
+def struct_name(first_id: int) -> str:
+    """The struct of what differs between the tasks of a function, of which the first has this id."""
     return f"TkTask{first_id}"
 
 
@@ -168,44 +200,65 @@ def _size(number: int) -> str:
     return f"size_{number}"
 
 
-def find_families(functions: Mapping[int, TaskFunction]) -> dict[int, Family]:
-    """Gather tasks that are alike.
+def share_functions(functions: Iterable[TaskFunction]) -> list[SharedFunction]:
+    """Gather tasks that are alike, in the order of the first of each.
 
     Parameters
     ----------
-    functions : mapping of place to TaskFunction
-        The functions of a stage's tasks that run by themselves, by their places in the stage.
-
-    Returns
-    -------
-    dict of int to Family
-        By the place of the first task of each family.
+    functions : iterable of TaskFunction
+        The functions of the tasks that run by themselves, in the order of execution.
     """
-    alike: dict[_Key, list[int]] = {}
-    forms = {place: _form(function) for place, function in functions.items()}
-    for place, form in forms.items():
-        alike.setdefault(form.key, []).append(place)
-    families: dict[int, Family] = {}
-    for places in alike.values():
-        family = _family([functions[place] for place in places], [forms[place] for place in places])
-        if family is not None:
-            families[places[0]] = family
+    kinds: dict[_Key, list[list[_Member]]] = {}
+    for function in functions:
+        form = _form(function)
+        groups = kinds.setdefault(form.key, [])
+        group = next((group for group in groups if _may_join(function, form, group)), None)
+        if group is None:
+            groups.append([(function, form)])
         else:
-            families.update({place: Family((functions[place],)) for place in places})
-    return families
+            group.append((function, form))
+    return [_shared(group) for groups in kinds.values() for group in groups]
 
 
-def _family(functions: Sequence[TaskFunction], forms: Sequence[_Form]) -> Family | None:
-    """The family of functions of the same form; None of one function alone, or where too much differs."""
-    if len(functions) < 2 or any(not function.task.num_pieces for function in functions):
-        return None
-    numbers: dict[tuple[str, ...], int] = {}
-    sizes: dict[int, int] = {}
+def _may_join(function: TaskFunction, form: _Form, group: Sequence[_Member]) -> bool:
+    """Whether a function may be served by what serves a group of the same form."""
+    if not function.task.num_pieces or not group[0][0].task.num_pieces:
+        return False
+    return len(set(_different_integers([*(other for _, other in group), form]).values())) <= _MAX_SIZES
+
+
+def _different_integers(forms: Sequence[_Form]) -> dict[int, tuple[str, ...]]:
+    """The integers that differ between forms: by place in the first one's tokens, the values of all."""
+    different = {}
     for place, *others in zip(*(form.free for form in forms), strict=True):
         values = (forms[0].tokens[place], *(form.tokens[other] for form, other in zip(forms[1:], others, strict=True)))
         if len(set(values)) > 1:
-            sizes[place] = numbers.setdefault(values, len(numbers))
-    if len(numbers) > _MAX_SIZES:
-        return None
-    by_task = tuple(zip(*numbers, strict=True)) if numbers else ((),) * len(functions)
-    return Family(tuple(functions), forms[0].tokens, sizes, by_task)
+            different[place] = values
+    return different
+
+
+def _shared(group: Sequence[_Member]) -> SharedFunction:
+    """What serves functions of the same form."""
+    functions, forms = zip(*group, strict=True)
+    if len(group) == 1:
+        return SharedFunction(functions)
+    different = _different_integers(forms)
+    variables = list(dict.fromkeys(different.values()))
+    sizes = {place: variables.index(values) for place, values in different.items()}
+    by_task = tuple(zip(*variables, strict=True)) if variables else ((),) * len(functions)
+    return SharedFunction(functions, forms[0].tokens, sizes, by_task)
+
+
+def find_families(shared: Sequence[SharedFunction], functions: Sequence[TaskFunction]) -> list[Family]:
+    """The families of a stage's tasks.
+
+    Parameters
+    ----------
+    shared : sequence of SharedFunction
+        Of the whole kernel.
+    functions : sequence of TaskFunction
+        Those of the stage's tasks that run by themselves.
+    """
+    wanted = {id(function) for function in functions}
+    members = [[n for n, function in enumerate(one.functions) if id(function) in wanted] for one in shared]
+    return [Family(one, tuple(places)) for one, places in zip(shared, members, strict=True) if places]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 
-from trainkernel.codegen.alike import Family, find_families
+from trainkernel.codegen.alike import Family, SharedFunction, find_families, share_functions
 from trainkernel.codegen.generated import GeneratedKernel, Region, ScalarSlot, Slot, TaskInfo
 from trainkernel.codegen.host_entry import HostEntryDescription, HostScalar, HostTensor, emit_host_entry
 from trainkernel.codegen.regions import plan_fetches
@@ -23,6 +23,8 @@ from trainkernel.stamps import NUM_CLOCK_STAMPS, stamps_bytes
 ENTRY = "trainkernel_step"
 MAX_DIRECT_SLOTS = 480
 RESERVED_SHARED_BYTES = 1024
+MAX_INLINE_FUNCTIONS = 24
+"""Functions of tasks up to which the compiler repeats in each what they have in common."""
 MAX_SHARED_SUMS = 32
 """Sums of a thread up to which a tensor-core tile leaves registers to a second block."""
 _INDEX_LIMIT = 2**31 - 2**16
@@ -96,12 +98,19 @@ def _itemsize(dtype: str) -> int:
 
 @dataclass
 class _Body:
-    """The kernel's statements and task functions, gathered in the order of execution."""
+    """The kernel's statements and task functions, gathered in the order of execution.
+
+    ``emitted`` are the functions of the tasks that run by themselves, by the tasks' identities; ``shared``
+    serves them; ``places`` are ids and stages of functions that were registered.
+    """
 
     program: Program
     layout: ParameterLayout
     lines: list[str] = field(default_factory=list)
-    functions: list[str] = field(default_factory=list)
+    emitted: dict[int, TaskFunction] = field(default_factory=dict)
+    shared: list[SharedFunction] = field(default_factory=list)
+    places: dict[int, tuple[int, int]] = field(default_factory=dict)
+    functions: list[str | SharedFunction] = field(default_factory=list)
     tasks: list[TaskInfo] = field(default_factory=list)
     templates: set[str] = field(default_factory=set)
     shared_bytes: int = 0
@@ -155,6 +164,14 @@ class _Body:
             self.templates.add("stamps")
             self.lines.append(f"{_INDENT}tk_stamp_both(p.workspace + {self.stamps_offset}, {number});")
 
+    def emit_tasks(self, frame: Frame) -> None:
+        """The functions of the tasks that run by themselves, those inside of loops too."""
+        for task in (task for stage in frame.schedule.stages for task in stage.tasks):
+            if task.loop is not None:
+                self.emit_tasks(frame.inside(task.loop))
+            elif task.region is None:
+                self.emitted[id(task)] = emit_task(task, frame, self.base, self.scalar)
+
     def schedule(self, frame: Frame, indent: str) -> None:
         for stage, scope in zip(frame.schedule.stages, frame.plan.barriers, strict=True):
             number = self.num_stages
@@ -164,22 +181,17 @@ class _Body:
             self.lines.append("")
             self.lines.append(f"{indent}{comment(_stage_title(number, stage))}")
             offset = 0
-            families = find_families(
-                {
-                    place: emit_task(task, frame, self.base, self.scalar)
-                    for place, task in enumerate(stage.tasks)
-                    if task.loop is None and task.region is None
-                }
-            )
-            for place, task in enumerate(stage.tasks):
+            alone = [self.emitted[id(task)] for task in stage.tasks if id(task) in self.emitted]
+            families = {id(family.functions[0].task): family for family in find_families(self.shared, alone)}
+            for task in stage.tasks:
                 if task.loop is not None:
                     self.loop(task, frame, indent)
                 elif task.region is not None:
                     self.region(task.region, number, frame, indent)
                     offset += task.num_pieces
-                elif place in families:
-                    self.family(families[place], number, offset, frame, indent)
-                    offset += families[place].num_pieces
+                elif id(task) in families:
+                    self.family(families[id(task)], number, offset, frame, indent)
+                    offset += families[id(task)].num_pieces
 
     def barrier(self, scope: Scope, stage: int, indent: str) -> None:
         if scope == "grid":
@@ -198,7 +210,19 @@ class _Body:
         names = tuple(str(operation) for operation in task.operations) or (str(task),)
         self.tasks.append(TaskInfo(stage, task.name, names))
         self.uses_uniform |= function.uses_uniform
+        self.places[id(function)] = len(self.tasks) - 1, stage
         return len(self.tasks) - 1
+
+    def function_texts(self) -> list[str]:
+        """The functions; what serves several tasks stands before the first of them."""
+        texts = []
+        for function in self.functions:
+            if isinstance(function, SharedFunction):
+                ids, stages = zip(*(self.places[id(one)] for one in function.functions), strict=True)
+                texts.append(function.text(ids, stages))
+            else:
+                texts.append(function)
+        return texts
 
     def arguments(self, function: TaskFunction, frame: Frame, scratch: int = 0) -> str:
         """The arguments of a call for ``piece``."""
@@ -216,9 +240,12 @@ class _Body:
         if self.shared_in_use and leader.needs_free_shared:
             self.lines.append(f"{indent}__syncthreads();  // shared is free: the task before may still read it")
         self.shared_in_use |= leader.shared_bytes > 0
-        self.functions.append(family.text(ids[0], stage))
+        if leader is family.shared.functions[0]:
+            self.functions.append(family.shared)
+        first_id, _ = self.places[id(family.shared.functions[0])]
         self.lines.append("#pragma unroll 1")
-        self.lines += [f"{indent}{line}" for line in family.loop(ids[0], stage, first, self.arguments(leader, frame))]
+        loop = family.loop(ids, first_id, stage, first, self.arguments(leader, frame))
+        self.lines += [f"{indent}{line}" for line in loop]
 
     def part(self, part: Task, stage: int, frame: Frame, region: BlockRegion) -> list[str]:
         """A part's mark for the emulator and the call of its function for ``piece``."""
@@ -306,6 +333,8 @@ def assemble(program: Program, schedule: Schedule, plan: MemoryPlan) -> Generate
     layout = layout_parameters(program, schedule.inplace_outputs)
     body = _Body(program, layout, stamps_offset=plan.workspace_bytes if schedule.options.stamps else None)
     frame = Frame.outermost(schedule, plan)
+    body.emit_tasks(frame)
+    body.shared = share_functions(body.emitted.values())
     body.clock(0)
     body.schedule(frame, _INDENT)
     body.clock(2)
@@ -316,6 +345,8 @@ def assemble(program: Program, schedule: Schedule, plan: MemoryPlan) -> Generate
     if body.uses_uniform:
         uniform, templates = emit_uniform(frame, body.base, body.scalar)
         body.templates |= templates
+    functions = body.function_texts()
+    often_called = "__forceinline__" if len(functions) <= MAX_INLINE_FUNCTIONS else "__noinline__"
     threads = schedule.options.threads
     max_work_blocks = max((stage.num_pieces for stage in _all_stages(schedule)), default=1)
     max_work_blocks = max(1, max_work_blocks)
@@ -340,12 +371,13 @@ def assemble(program: Program, schedule: Schedule, plan: MemoryPlan) -> Generate
             "#if defined(__CUDACC_RTC__) || defined(TRAINKERNEL_EMULATOR)",
             "",
             f"typedef {_index_type(program, schedule)} tk_index;",
+            f"#define TK_OFTEN_CALLED {often_called}",
             "",
-            *_prelude(body.templates, [*uniform, *body.functions]),
+            *_prelude(body.templates, [*uniform, *functions]),
             *_params_struct(layout),
             "",
             *uniform,
-            "\n\n".join(body.functions),
+            "\n\n".join(functions),
             "",
             *_kernel_text(body, threads, _compiled_for_blocks(schedule, blocks_per_sm, body.shared_bytes)),
             "",

@@ -210,7 +210,8 @@ class ProductBody(TaskBody):
         self.templates |= {"product_operand"} | ({"product_tensor", "product_pipeline"} if tensor else {"product_tile"})
         lines, operands, (along_a, along_b), batch = self._tile_operands(plan, root)
         shared = self._reserve_tiles(plan, along_a, along_b)
-        name = "tk_pipeline_sums" if tensor else "tk_tile_sums"
+        plain = all(operand.startswith("tk_") for operand in operands)
+        name = "tk_pipeline_sums" if tensor else "tk_matrix_sums" if plain else "tk_tile_sums"
         skew = self._skew(plan)
         tile = [str(size) for size in (plan.tile_m, plan.tile_n, plan.tile_k)]
         if tensor:
