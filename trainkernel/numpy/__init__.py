@@ -7,6 +7,7 @@ an array keeps its dtype, float64 and int64 too; indices out of range are clampe
 from __future__ import annotations
 
 from trainkernel.numpy import (
+    angles,
     arithmetic,
     creation,
     diagonals,
@@ -21,6 +22,7 @@ from trainkernel.numpy import (
     shapes,
     updates,
 )
+from trainkernel.numpy.angles import *  # noqa: F403
 from trainkernel.numpy.arithmetic import *  # noqa: F403
 from trainkernel.numpy.contraction import einsum
 from trainkernel.numpy.creation import *  # noqa: F403
@@ -40,6 +42,7 @@ __all__ = [
     "einsum",
     "linalg",
     "ndarray",
+    *angles.__all__,
     *arithmetic.__all__,
     *creation.__all__,
     *diagonals.__all__,
