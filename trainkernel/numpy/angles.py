@@ -6,13 +6,21 @@ import math
 from typing import Any
 
 from trainkernel import primitives as b
+from trainkernel.numpy import elementwise, reductions
+from trainkernel.numpy.arithmetic import floor_divide
+from trainkernel.numpy.axes import one_axis
+from trainkernel.numpy.differences import diff
 from trainkernel.numpy.elementwise import floating_function
+from trainkernel.numpy.indexing import get_item
+from trainkernel.numpy.shapes import concatenate
+from trainkernel.promotion import is_float
+from trainkernel.trace import aval_of
 
 Value = Any
 
 __all__ = [
     "acos", "arccos", "arcsin", "arctan", "arctan2", "asin", "atan", "atan2", "cos", "deg2rad", "degrees", "rad2deg",
-    "radians", "sin", "sinc", "tan",
+    "radians", "sin", "sinc", "tan", "unwrap",
 ]  # fmt: skip
 
 # ---------------------------------------------------------------------------- of angles
@@ -74,3 +82,26 @@ def rad2deg(x: Value, /) -> Value:
 
 
 radians, degrees = deg2rad, rad2deg
+
+
+def unwrap(p: Value, discont: Value | None = None, axis: int = -1, period: Value = 2 * math.pi) -> Value:
+    """Angles along an axis without the jumps that are not shorter than ``discont``, half a period by default.
+
+    Multiples of the period are added to what comes behind such a jump.
+    """
+    x = b.as_array(p)
+    along = one_axis(axis, len(x.shape), "unwrap")
+    if x.shape[along] == 0:
+        return x
+    x, size = b.together((x, period))
+    half = b.binary(b.div, size, 2) if is_float(aval_of(x).dtype) else floor_divide(size, 2)
+    step = diff(x, axis=along)
+    short = b.binary(b.sub, b.binary(b.remainder, b.binary(b.add, step, half), size), half)
+    is_up = b.binary(lambda a, c: b.compare(a, c, "eq"), short, b.unary(b.neg, half))
+    short = elementwise.where(b.bitwise_and(is_up, b.compare(step, 0, "gt")), half, short)
+    limit = b.binary(b.div, size, 2) if discont is None else discont
+    is_small = b.binary(lambda a, c: b.compare(a, c, "lt"), b.abs(step), limit)
+    added = reductions.cumsum(elementwise.where(is_small, 0, b.sub(short, step)), along)
+    rows = (slice(None),) * along
+    first, rest = get_item(x, (*rows, slice(0, 1))), get_item(x, (*rows, slice(1, None)))
+    return concatenate([first, b.add(rest, added)], axis=along)
