@@ -75,22 +75,20 @@ def ranks(*keys: Value, descending: bool = False) -> Value:
 def _without_nan(keys: Sequence[Value], descending: bool) -> list[Value]:
     """Keys without NaN that have the same order, the last one an index that makes them all different.
 
-    A NaN is an infinity that comes behind the others (descending: in front of them). The index counts through all
-    rows: one that is the same for each would be compared ahead of time, and the n² results stored.
+    A NaN is an infinity that comes behind the others (descending: in front of them). The index is computed from
+    the last key, of integers too: comparisons of one that all rows share would be hoisted out of them, and the n²
+    results stored.
     """
     shape = tuple(keys[0].shape)
     index = b.reshape(b.iota(prod(shape)), shape)
     found: list[Value] = []
     for key in keys:
-        if not is_float(aval_of(key).dtype):
-            found.append(key)
-            continue
         is_nan = b.compare(key, key, "ne")
-        found += [b.where(is_nan, float("inf"), key), b.cast(is_nan, "int32")]
-    if is_float(aval_of(keys[-1]).dtype):
-        behind = b.mul(found.pop(), prod(shape))
-        index = b.sub(index, behind) if descending else b.add(index, behind)
-    return [*found, index]
+        is_float_key = is_float(aval_of(key).dtype)
+        found += [b.where(is_nan, float("inf"), key), b.cast(is_nan, "int32")] if is_float_key else [key]
+    behind = found.pop() if is_float_key else b.cast(is_nan, "int32")
+    behind = b.mul(behind, prod(shape))
+    return [*found, b.sub(index, behind) if descending else b.add(index, behind)]
 
 
 def _pairs(x: Value, comparison: str) -> Value:
