@@ -32,6 +32,8 @@ MAX_VALUE = 120.0
 MAX_ELEMENTS = 4900
 MAX_FACTORS = 40
 SIZES = (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32, 33, 40, 64, 65, 70)
+ENDS_AT_ONE = ("arcsin", "arccos", "arccosh")
+"""Not in random programs: of a 1 that is off by an ulp, which softmax makes, nothing is known of them."""
 DEPTHS = (1, 3, 8, 9, 16, 33, 64, 65, 70, 100, 130, 201)
 
 
@@ -204,7 +206,7 @@ class Grower:
 
     def pointwise(self) -> TensorSpec | None:
         """Any pointwise op on pool values, views, scalars, or a fresh input that broadcasts."""
-        kinds = [op for op in OPS.values() if op.kind == "pointwise" and is_covered(op)]
+        kinds = [op for op in OPS.values() if op.kind == "pointwise" and is_covered(op) and op.name not in ENDS_AT_ONE]
         allowed = [op for op in kinds if not (self.exact and op.max_ulps > 0.5)]
         op = self.pick(allowed)
         attrs = self.pick(attr_sets(op))

@@ -29,7 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("structure",),
     ("autodiff", "batching"),
     ("numpy", "random"),
-    ("derivatives", "scanning"),
+    ("derivatives", "custom_rules", "scanning", "shape_structs"),
     ("windows", "initializers", "jacobians"),
     ("lax", "nn"),
     ("losses", "optim"),

@@ -33,10 +33,12 @@ if TYPE_CHECKING:
     from trainkernel import codegen, emulator, lax, losses, mlp, nn, numpy, optim, random, tree
     from trainkernel.batching import vmap
     from trainkernel.compiler import Kernel, ReferenceWarning, compile
-    from trainkernel.derivatives import checkpoint, custom_vjp, grad, jvp, stop_gradient, value_and_grad, vjp
+    from trainkernel.custom_rules import checkpoint, custom_jvp, custom_vjp
+    from trainkernel.derivatives import grad, jvp, linearize, stop_gradient, value_and_grad, vjp
     from trainkernel.jacobians import hessian, jacfwd, jacrev
     from trainkernel.jitted import DonationWarning, jit
     from trainkernel.scanning import cond, fori_loop, scan, while_loop
+    from trainkernel.shape_structs import ShapeDtypeStruct, eval_shape
     from trainkernel.trace import Array
 
 __version__ = "0.1.0"
@@ -62,6 +64,7 @@ __all__ = [
     "RaceError",
     "ReferenceWarning",
     "ScalarSpec",
+    "ShapeDtypeStruct",
     "Target",
     "TensorSpec",
     "TraceError",
@@ -72,8 +75,10 @@ __all__ = [
     "codegen",
     "compile",
     "cond",
+    "custom_jvp",
     "custom_vjp",
     "emulator",
+    "eval_shape",
     "fori_loop",
     "grad",
     "hessian",
@@ -82,6 +87,7 @@ __all__ = [
     "jit",
     "jvp",
     "lax",
+    "linearize",
     "losses",
     "mlp",
     "nn",
@@ -105,10 +111,13 @@ _LAZY_ATTRIBUTES = {
     "DonationWarning": "jitted",
     "Kernel": "compiler",
     "ReferenceWarning": "compiler",
-    "checkpoint": "derivatives",
+    "ShapeDtypeStruct": "shape_structs",
+    "checkpoint": "custom_rules",
     "compile": "compiler",
     "cond": "scanning",
-    "custom_vjp": "derivatives",
+    "custom_jvp": "custom_rules",
+    "custom_vjp": "custom_rules",
+    "eval_shape": "shape_structs",
     "fori_loop": "scanning",
     "grad": "derivatives",
     "hessian": "jacobians",
@@ -116,6 +125,7 @@ _LAZY_ATTRIBUTES = {
     "jacrev": "jacobians",
     "jit": "jitted",
     "jvp": "derivatives",
+    "linearize": "derivatives",
     "scan": "scanning",
     "stop_gradient": "derivatives",
     "value_and_grad": "derivatives",

@@ -1,4 +1,4 @@
-"""``grad``, ``value_and_grad``, ``vjp``, ``jvp``, ``stop_gradient``, ``checkpoint``, ``custom_vjp``.
+"""``grad``, ``value_and_grad``, ``vjp``, ``jvp``, ``linearize``, ``stop_gradient``.
 
 Names and meanings are JAX's. Arguments and results are trees of arrays.
 """
@@ -6,7 +6,6 @@ Names and meanings are JAX's. Arguments and results are trees of arrays.
 from __future__ import annotations
 
 import functools
-import inspect
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,11 +21,9 @@ from trainkernel.trace import (
     as_value,
     at_user_line,
     aval_of,
-    close,
     is_scalar,
     is_tracing,
     new_trace,
-    parameter,
 )
 
 
@@ -204,21 +201,55 @@ def jvp(fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]
     for what, given in (("primals", primals), ("tangents", tangents)):
         if not isinstance(given, (tuple, list)):
             raise TraceError(f"the {what} of jvp are a tuple or a list, got {type(given).__name__}{at_user_line()}")
-    leaves, treedef = tree.flatten(tuple(tangents))
-    wanted = tree.flatten(tuple(primals))[1]
-    if treedef != wanted:
-        raise TraceError(f"the tangents have the structure {treedef}, the primals {wanted}{at_user_line()}")
+    leaves = _tangent_leaves(tuple(primals), tuple(tangents))
 
     def run() -> tuple[Any, Any]:
         traced = _Traced(fun, tuple(primals), range(len(primals)), False)
-        given = [as_value(leaf) for leaf in leaves]
-        along = [_cotangent(t, p) for t, p in zip(given, traced.parameters, strict=True)]
-        tangents_out = push_forward(traced.outputs, traced.parameters, along)
-        value = tree.unflatten(traced.structure, traced.outputs)
-        return value, tree.unflatten(traced.structure, tangents_out)
+        return tree.unflatten(traced.structure, traced.outputs), _pushed(traced, leaves)
 
     value, tangent = structure.settle(run)
     return value, tangent
+
+
+def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
+    """The value of ``fun`` at ``primals`` and its derivative there, as a function of tangents.
+
+    Parameters
+    ----------
+    fun : callable
+    *primals : trees of floating arrays
+    has_aux : bool
+        ``fun`` returns a pair of its value and anything else, which is the third result.
+
+    Returns
+    -------
+    value, push_forward : tree, callable
+        ``push_forward(*tangents)`` takes trees like ``primals`` and gives one like the value. It is
+        linear, and ``fun`` is traced once, however often it is called.
+    """
+    traced = _Traced(fun, primals, range(len(primals)), has_aux)
+
+    def push(*tangents: Any) -> Any:
+        leaves = _tangent_leaves(primals, tangents)
+        return structure.settle(lambda: _pushed(traced, leaves))
+
+    value = tree.unflatten(traced.structure, traced.outputs)
+    value, aux = structure.settle(lambda: (value, traced.aux))
+    return (value, push, aux) if has_aux else (value, push)
+
+
+def _tangent_leaves(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> list[Any]:
+    leaves, treedef = tree.flatten(tangents)
+    wanted = tree.flatten(primals)[1]
+    if treedef != wanted:
+        raise TraceError(f"the tangents have the structure {treedef}, the primals {wanted}{at_user_line()}")
+    return [as_value(leaf) for leaf in leaves]
+
+
+def _pushed(traced: _Traced, tangents: Sequence[Any]) -> Any:
+    """The tangents of the results, as a tree like them."""
+    along = [_cotangent(t, p) for t, p in zip(tangents, traced.parameters, strict=True)]
+    return tree.unflatten(traced.structure, push_forward(traced.outputs, traced.parameters, along))
 
 
 def stop_gradient(value: Any) -> Any:
@@ -229,134 +260,3 @@ def stop_gradient(value: Any) -> Any:
         return leaf if not isinstance(leaf, Array) else b.stop_gradient(leaf)
 
     return tree.map(stop, value)
-
-
-# ---------------------------------------------------------------------------- functions as a whole
-
-
-def _closed_call(fun: Callable[..., Any], args: Sequence[Any], kind: str) -> tuple[Any, list[Any], list[Any], Any]:
-    """Trace a function by itself: its Body, free variables, flat arguments and the result's structure."""
-    flat, treedef = tree.flatten(tuple(args))
-    values = structure.as_arrays(flat)
-    with new_trace(kind) as trace:
-        parameters = [parameter(aval_of(value), trace) for value in values]
-        result = fun(*tree.unflatten(treedef, parameters))
-        outputs, result_structure = tree.flatten(result)
-        body, constants = close(structure.as_arrays(outputs), trace, parameters)
-    return body, constants, values, result_structure
-
-
-def checkpoint(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, of which derivatives keep the arguments alone and compute the rest again."""
-
-    @functools.wraps(fun)
-    def checkpointed(*args: Any, **kwargs: Any) -> Any:
-        def run() -> Any:
-            body, constants, values, treedef = _closed_call(functools.partial(fun, **kwargs), args, "checkpoint")
-            return tree.unflatten(treedef, structure.call(body, [*constants, *values], {}))
-
-        return structure.settle(run)
-
-    return checkpointed
-
-
-class custom_vjp:  # noqa: N801 - JAX's name for it
-    """A function with a derivative of its own.
-
-    ::
-
-        @tk.custom_vjp
-        def f(x): ...
-        f.defvjp(forward, backward)
-
-    ``forward(*args)`` returns the value and what ``backward(kept, cotangents)`` needs to return a
-    tuple with the cotangents of all arguments (None for zero).
-    """
-
-    def __init__(self, fun: Callable[..., Any]) -> None:
-        functools.update_wrapper(self, fun)
-        self._fun = fun
-        self._forward: Callable[..., Any] | None = None
-        self._backward: Callable[..., Any] | None = None
-
-    def _positional(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """All arguments by position, as the two functions of the derivative take them."""
-        bound = inspect.signature(self._fun).bind(*args, **kwargs)
-        bound.apply_defaults()
-        if bound.kwargs:
-            names = ", ".join(bound.kwargs)
-            raise TraceError(f"{self._fun.__name__}: a custom derivative has no keyword-only {names}{at_user_line()}")
-        return bound.args
-
-    def defvjp(self, forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
-        """Set the derivative."""
-        self._forward, self._backward = forward, backward
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        args = self._positional(args, kwargs) if kwargs else args
-        forward, pull = self._forward, self._backward
-        if forward is None or pull is None:
-            raise TraceError(f"{self._fun.__name__} has no derivative yet: call its defvjp first{at_user_line()}")
-
-        def run() -> Any:
-            body, constants, values, treedef = _closed_call(self._fun, args, "custom_vjp")
-            _, arguments = tree.flatten(tuple(args))
-
-            def pull_back(inputs: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-                own = tree.unflatten(arguments, inputs[len(constants) :])
-                kept = _kept(forward(*own), treedef, cotangents)
-                results = pull(kept, tree.unflatten(treedef, cotangents))
-                return [None] * len(constants) + _flat_cotangents(results, own)
-
-            return tree.unflatten(treedef, structure.call(body, [*constants, *values], {"pull_back": pull_back}))
-
-        return structure.settle(run)
-
-
-def _kept(result: Any, treedef: Any, cotangents: Sequence[Any]) -> Any:
-    """What a custom forward keeps for its backward; its value is like the function's."""
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise TraceError(f"a custom forward must return (value, kept), got {result!r}{at_user_line()}")
-    leaves, structure_of = tree.flatten(result[0])
-    got = [list(aval_of(as_value(leaf)).shape) for leaf in leaves]
-    wanted = [list(aval_of(cotangent).shape) for cotangent in cotangents]
-    if structure_of != treedef or got != wanted:
-        raise TraceError(
-            f"a custom forward returned a value of shapes {got} in {structure_of}, the function {wanted} in {treedef}"
-            f"{at_user_line()}"
-        )
-    return result[1]
-
-
-def _flat_cotangents(results: Any, arguments: Sequence[Any]) -> list[Any]:
-    """One cotangent for each leaf of the arguments; None for a whole argument is zero."""
-    if not isinstance(results, tuple) or len(results) != len(arguments):
-        raise TraceError(
-            f"a custom backward must return a tuple with one entry for each of the {len(arguments)} arguments, "
-            f"got {results!r}{at_user_line()}"
-        )
-    flat: list[Any] = []
-    for result, argument in zip(results, arguments, strict=True):
-        wanted = tree.leaves(argument)
-        given = [None] * len(wanted) if result is None else tree.leaves(result)
-        if len(given) != len(wanted):
-            raise TraceError(
-                f"a custom backward returned {len(given)} arrays where {len(wanted)} belong{at_user_line()}"
-            )
-        flat += [_of_argument(value, like) for value, like in zip(given, wanted, strict=True)]
-    return flat
-
-
-def _of_argument(cotangent: Any, argument: Any) -> Any:
-    """A cotangent in the shape and dtype of the argument that it belongs to; None for one that is not floating."""
-    aval = aval_of(argument)
-    value = None if cotangent is None or not is_float(aval.dtype) else as_value(cotangent)
-    if value is None:
-        return None
-    if is_scalar(value):
-        return b.full(aval.shape, value, aval.dtype)
-    if aval_of(value).shape != aval.shape:
-        raise TraceError(
-            f"a custom backward returned {aval_of(value)} for an argument {aval}: needs its shape{at_user_line()}"
-        )
-    return b.cast(value, aval.dtype)

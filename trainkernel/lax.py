@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from builtins import slice as builtin_slice
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainkernel import numpy as tnp
 from trainkernel import primitives as b
+from trainkernel import structure, tree
 from trainkernel.derivatives import stop_gradient
 from trainkernel.errors import TraceError
 from trainkernel.numpy.axes import as_int, as_shape, one_axis
 from trainkernel.numpy.indexing import wrapped
 from trainkernel.numpy.products import dot_general
 from trainkernel.numpy.reductions import running
+from trainkernel.numpy.sorting import sort_together, top_k
 from trainkernel.promotion import is_float
 from trainkernel.scanning import cond, fori_loop, map, scan, switch, while_loop
 from trainkernel.trace import as_value, at_user_line, aval_of, is_scalar
@@ -22,11 +24,12 @@ from trainkernel.windows import conv_general_dilated, padded
 Value = Any
 
 __all__ = [
-    "broadcast_in_dim", "broadcasted_iota", "clamp", "concatenate", "cond", "conv_general_dilated",
-    "convert_element_type", "cummax", "cummin", "cumprod", "cumsum", "dot_general", "dynamic_index_in_dim",
-    "dynamic_slice", "dynamic_slice_in_dim", "dynamic_update_index_in_dim", "dynamic_update_slice",
-    "dynamic_update_slice_in_dim", "erf", "fori_loop", "integer_pow", "iota", "logistic", "map", "pad", "rev",
-    "rsqrt", "scan", "select", "slice", "slice_in_dim", "stop_gradient", "switch", "while_loop",
+    "acos", "acosh", "asin", "asinh", "associative_scan", "atan", "atan2", "atanh", "broadcast_in_dim",
+    "broadcasted_iota", "cbrt", "clamp", "concatenate", "cond", "conv_general_dilated", "convert_element_type",
+    "cummax", "cummin", "cumprod", "cumsum", "dot_general", "dynamic_index_in_dim", "dynamic_slice",
+    "dynamic_slice_in_dim", "dynamic_update_index_in_dim", "dynamic_update_slice", "dynamic_update_slice_in_dim",
+    "erf", "fori_loop", "integer_pow", "iota", "logistic", "map", "pad", "rev", "rsqrt", "scan", "select", "select_n",
+    "slice", "slice_in_dim", "sort", "sort_key_val", "stop_gradient", "switch", "top_k", "while_loop",
 ]  # fmt: skip
 
 
@@ -41,6 +44,10 @@ def rsqrt(x: Value) -> Value:
 def erf(x: Value) -> Value:
     """The error function."""
     return b.unary(b.erf, x, floating=True)
+
+
+asin, acos, atan, atan2 = tnp.arcsin, tnp.arccos, tnp.arctan, tnp.arctan2
+asinh, acosh, atanh, cbrt = tnp.arcsinh, tnp.arccosh, tnp.arctanh, tnp.cbrt
 
 
 def logistic(x: Value) -> Value:
@@ -66,6 +73,34 @@ def convert_element_type(operand: Value, new_dtype: Any) -> Value:
 def select(pred: Value, on_true: Value, on_false: Value) -> Value:
     """Elements of ``on_true`` where ``pred`` holds, of ``on_false`` elsewhere."""
     return tnp.where(pred, on_true, on_false)
+
+
+def select_n(which: Value, *cases: Value) -> Value:
+    """Each element from the case of its number.
+
+    Parameters
+    ----------
+    which : bool or int32 array
+        A bool chooses between two cases, the first one where it is False. A scalar stands for all elements.
+    *cases : arrays of one shape and dtype
+
+    Raises
+    ------
+    TraceError
+        If shapes or dtypes differ, or the numbers are of another dtype.
+    """
+    number, values = b.as_array(which), [b.as_array(case) for case in cases]
+    avals = {(tuple(value.shape), aval_of(value).dtype) for value in values}
+    if len(avals) != 1 or tuple(number.shape) not in ((), tuple(values[0].shape)):
+        listed = ", ".join(str(aval_of(value)) for value in values) or "none"
+        raise TraceError(f"select_n: cases {listed} with numbers {aval_of(number)}{at_user_line()}")
+    dtype = aval_of(number).dtype
+    if dtype != "int32" and not (dtype == "bool" and len(values) <= 2):
+        raise TraceError(f"select_n: {len(values)} cases by {aval_of(number)}, not bool or int32{at_user_line()}")
+    number, result = b.stretch(b.numeric(number), tuple(values[0].shape)), values[0]
+    for at, value in enumerate(values[1:], start=1):
+        result = b.where(b.compare(number, at, "ge"), value, result)
+    return result
 
 
 def iota(dtype: Any, size: int) -> Value:
@@ -128,7 +163,71 @@ def _bound(operand: Value, is_upper: bool) -> Any:
     return int(limits.max if is_upper else limits.min)
 
 
+def associative_scan(fn: Callable[[Any, Any], Any], elems: Any, reverse: bool = False, axis: int = 0) -> Any:
+    """Running results of an associative function, in ``log2(n)`` steps.
+
+    Parameters
+    ----------
+    fn : callable
+        Joins two trees of arrays like ``elems``, element by element along the axis; what is further
+        ahead comes first, or with ``reverse`` what is further behind.
+    elems : tree of arrays of one size along the axis
+    reverse : bool
+    axis : int
+
+    Returns
+    -------
+    tree like ``elems``
+        At place k what ``fn`` makes of the elements up to k.
+
+    Raises
+    ------
+    TraceError
+        If sizes differ, or ``fn`` returns another structure.
+    """
+    leaves, treedef = tree.flatten(elems)
+    arrays = structure.as_arrays(leaves)
+    axes = [one_axis(axis, len(x.shape), "associative_scan") for x in arrays]
+    sizes = {x.shape[along] for x, along in zip(arrays, axes, strict=True)}
+    if len(sizes) != 1:
+        raise TraceError(f"associative_scan: sizes {sorted(sizes)} along axis {axis}{at_user_line()}")
+    (size,), distance = sizes, 1
+    while distance < size:
+        ahead, behind = (_parts(arrays, axes, *ends) for ends in ((0, size - distance), (distance, size)))
+        kept = _parts(arrays, axes, size - distance, size) if reverse else _parts(arrays, axes, 0, distance)
+        first, second = (behind, ahead) if reverse else (ahead, behind)
+        joined, joined_def = tree.flatten(fn(tree.unflatten(treedef, first), tree.unflatten(treedef, second)))
+        if joined_def != treedef:
+            raise TraceError(f"associative_scan: fn returns {joined_def}, the elements are {treedef}{at_user_line()}")
+        joined = [b.cast(new, x.dtype) for new, x in zip(structure.as_arrays(joined), arrays, strict=True)]
+        parts = [(new, old) if reverse else (old, new) for old, new in zip(kept, joined, strict=True)]
+        arrays = [b.concatenate(*pair, dim=along) for pair, along in zip(parts, axes, strict=True)]
+        distance *= 2
+    return tree.unflatten(treedef, arrays)
+
+
+def _parts(arrays: Sequence[Value], axes: Sequence[int], start: int, limit: int) -> list[Value]:
+    """The same range of an axis of each array."""
+    return [slice_in_dim(x, start, limit, axis=along) for x, along in zip(arrays, axes, strict=True)]
+
+
 # ---------------------------------------------------------------------------- borders and order
+
+
+def sort(operand: Any, dimension: int = -1, is_stable: bool = True, num_keys: int = 1) -> Any:
+    """An array sorted along a dim; of several arrays all in the order of the first ``num_keys`` of them.
+
+    Each sort is stable. NaN is the greatest; a row of n elements takes n² comparisons: see ``numpy.sort``.
+    """
+    if not isinstance(operand, (tuple, list)):
+        return sort_together((operand,), dimension, 1, "sort")[0]
+    return sort_together(operand, dimension, as_int(num_keys, "the number of keys"), "sort")
+
+
+def sort_key_val(keys: Value, values: Value, dimension: int = -1, is_stable: bool = True) -> tuple[Value, Value]:
+    """Keys sorted along a dim, and values in the order of the keys."""
+    first, second = sort_together((keys, values), dimension, 1, "sort_key_val")
+    return first, second
 
 
 def pad(operand: Value, padding_value: Value, padding_config: Sequence[tuple[int, int, int]]) -> Value:

@@ -13,7 +13,7 @@ from typing import Any
 from trainkernel import initializers
 from trainkernel import numpy as tnp
 from trainkernel import primitives as b
-from trainkernel.derivatives import custom_vjp
+from trainkernel.custom_rules import custom_vjp
 from trainkernel.errors import TraceError
 from trainkernel.numpy.axes import as_int, one_axis, some_axes
 from trainkernel.numpy.reductions import kept_shape

@@ -174,6 +174,8 @@ def _literals(operands: Sequence[Value]) -> tuple[Value, ...]:
 add, sub, mul, div, neg, relu = (_pointwise(op) for op in ("add", "sub", "mul", "div", "neg", "relu"))
 exp, expm1, log, log1p, tanh = (_pointwise(op) for op in ("exp", "expm1", "log", "log1p", "tanh"))
 sigmoid, softplus, erf, sin, cos = (_pointwise(op) for op in ("sigmoid", "softplus", "erf", "sin", "cos"))
+arcsin, arccos, arctan, arctan2 = (_pointwise(op) for op in ("arcsin", "arccos", "arctan", "arctan2"))
+arcsinh, arccosh, cbrt = (_pointwise(op) for op in ("arcsinh", "arccosh", "cbrt"))
 sqrt, rsqrt, abs, sign, floor = (_pointwise(op) for op in ("sqrt", "rsqrt", "abs", "sign", "floor"))
 ceil, round, maximum, minimum = (_pointwise(op) for op in ("ceil", "round", "maximum", "minimum"))
 remainder, floor_divide, power = (_pointwise(op) for op in ("remainder", "floor_divide", "power"))

@@ -1,4 +1,4 @@
-"""Functions of one element at a time: exponentials, rounding, extrema, selection."""
+"""Functions of one element at a time: exponentials and hyperbolic functions, rounding, extrema, selection."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ from trainkernel.trace import as_value, at_user_line, aval_of, is_scalar, is_tra
 Value = Any
 
 __all__ = [
-    "abs", "absolute", "arctanh", "ceil", "clip", "cos", "cosh", "deg2rad", "degrees",
-    "exp", "exp2", "expm1", "fabs", "fix", "floor", "fmax", "fmin", "heaviside", "hypot", "isfinite",
-    "isinf", "isnan", "isneginf", "isposinf", "log", "log10", "log1p", "log2", "logaddexp", "maximum", "minimum",
-    "nan_to_num", "rad2deg", "radians", "reciprocal", "rint", "round", "select", "sign", "signbit", "sin", "sinh",
-    "sqrt", "square", "tan", "tanh", "trunc", "where",
+    "abs", "absolute", "acosh", "arccosh", "arcsinh", "arctanh", "asinh", "atanh", "cbrt", "ceil", "clip", "copysign",
+    "cosh", "exp", "exp2", "expm1", "fabs", "fix", "floor", "fmax", "fmin", "heaviside", "hypot", "isfinite", "isinf",
+    "isnan", "isneginf", "isposinf", "log", "log10", "log1p", "log2", "logaddexp", "maximum", "minimum", "nan_to_num",
+    "reciprocal", "rint", "round", "select", "sign", "signbit", "sinh", "sqrt", "square", "tanh", "trunc", "where",
 ]  # fmt: skip
 
 
-# ---------------------------------------------------------------------------- exponentials and logarithms
+# ---------------------------------------------------------------------------- exponentials, logarithms and roots
 
 
-def _floating(name: str, op: Callable[..., Value], doc: str) -> Callable[[Value], Value]:
+def floating_function(name: str, op: Callable[..., Value], doc: str) -> Callable[[Value], Value]:
     """A function whose result is floating for integers too."""
 
     def function(x: Value, /) -> Value:
@@ -39,14 +38,15 @@ def _floating(name: str, op: Callable[..., Value], doc: str) -> Callable[[Value]
     return function
 
 
-exp = _floating("exp", b.exp, "e to the power of each element.")
-expm1 = _floating("expm1", b.expm1, "``exp(x) - 1``, exact for small ``x``.")
-log = _floating("log", b.log, "The natural logarithm of each element.")
-log1p = _floating("log1p", b.log1p, "``log(1 + x)``, exact for small ``x``.")
-sqrt = _floating("sqrt", b.sqrt, "The square root of each element.")
-tanh = _floating("tanh", b.tanh, "The hyperbolic tangent of each element.")
-sin = _floating("sin", b.sin, "The sine of each element, in radians.")
-cos = _floating("cos", b.cos, "The cosine of each element, in radians.")
+exp = floating_function("exp", b.exp, "e to the power of each element.")
+expm1 = floating_function("expm1", b.expm1, "``exp(x) - 1``, exact for small ``x``.")
+log = floating_function("log", b.log, "The natural logarithm of each element.")
+log1p = floating_function("log1p", b.log1p, "``log(1 + x)``, exact for small ``x``.")
+sqrt = floating_function("sqrt", b.sqrt, "The square root of each element.")
+tanh = floating_function("tanh", b.tanh, "The hyperbolic tangent of each element.")
+cbrt = floating_function("cbrt", b.cbrt, "The cube root of each element, of negative ones too.")
+arcsinh = floating_function("arcsinh", b.arcsinh, "The inverse of ``sinh``.")
+arccosh = floating_function("arccosh", b.arccosh, "The inverse of ``cosh``, not negative; NaN below 1.")
 
 
 def exp2(x: Value, /) -> Value:
@@ -62,11 +62,6 @@ def log2(x: Value, /) -> Value:
 def log10(x: Value, /) -> Value:
     """The logarithm to base 10 of each element."""
     return b.unary(lambda value: b.div(b.log(value), math.log(10.0)), x, floating=True)
-
-
-def tan(x: Value, /) -> Value:
-    """The tangent of each element, in radians."""
-    return b.unary(lambda value: b.div(b.sin(value), b.cos(value)), x, floating=True)
 
 
 def sinh(x: Value, /) -> Value:
@@ -92,6 +87,9 @@ def cosh(x: Value, /) -> Value:
 def arctanh(x: Value, /) -> Value:
     """The inverse of ``tanh``."""
     return b.unary(lambda v: b.mul(b.sub(b.log1p(v), b.log1p(b.neg(v))), 0.5), x, floating=True)
+
+
+asinh, acosh, atanh = arcsinh, arccosh, arctanh
 
 
 def logaddexp(x1: Value, x2: Value, /) -> Value:
@@ -129,18 +127,6 @@ def reciprocal(x: Value, /) -> Value:
     """One divided by each element."""
     return b.unary(lambda value: b.div(1.0, value), x, floating=True)
 
-
-def deg2rad(x: Value, /) -> Value:
-    """Degrees as radians."""
-    return b.unary(lambda value: b.mul(value, math.pi / 180.0), x, floating=True)
-
-
-def rad2deg(x: Value, /) -> Value:
-    """Radians as degrees."""
-    return b.unary(lambda value: b.mul(value, 180.0 / math.pi), x, floating=True)
-
-
-radians, degrees = deg2rad, rad2deg
 
 # ---------------------------------------------------------------------------- signs and rounding
 
@@ -287,6 +273,17 @@ def signbit(x: Value, /) -> Value:
         return b.compare(value, 0, "lt")
     at_zero = b.bitwise_and(b.compare(value, 0.0, "eq"), b.compare(b.div(1.0, value), 0.0, "lt"))
     return b.bitwise_or(b.compare(value, 0.0, "lt"), at_zero)
+
+
+def copysign(x1: Value, x2: Value, /) -> Value:
+    """The size of ``x1`` with the sign of ``x2``, -0.0 included; a NaN counts as positive."""
+    return b.binary(_copysign, x1, x2, floating=True)
+
+
+def _copysign(x: Value, y: Value) -> Value:
+    dtype = next(aval_of(value).dtype for value in (x, y) if not is_scalar(value))
+    size = b.abs(b.as_array(x, dtype))
+    return _where(signbit(y), b.neg(size), size)
 
 
 def nan_to_num(

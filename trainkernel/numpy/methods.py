@@ -8,7 +8,7 @@ from typing import Any
 
 from trainkernel.dtypes import DTYPES
 from trainkernel.errors import TraceError
-from trainkernel.numpy import creation, diagonals, elementwise, indexing, products, reductions, shapes, updates
+from trainkernel.numpy import creation, diagonals, elementwise, indexing, products, reductions, shapes, sorting, updates
 from trainkernel.trace import at_user_line, aval_of
 
 Value = Any
@@ -45,6 +45,7 @@ METHODS: Mapping[str, Callable[..., Value]] = MappingProxyType(
         **{name: getattr(reductions, name) for name in ("all", "any", "argmax", "argmin", "cumprod", "cumsum")},
         **{name: getattr(reductions, name) for name in ("max", "mean", "min", "prod", "ptp", "std", "sum", "var")},
         **{name: getattr(shapes, name) for name in ("ravel", "repeat", "squeeze", "swapaxes")},
+        **{name: getattr(sorting, name) for name in ("argpartition", "argsort", "partition", "sort")},
         "astype": _astype,
         "clip": elementwise.clip,
         "copy": _copy,

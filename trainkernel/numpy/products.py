@@ -17,13 +17,15 @@ from typing import Any
 from trainkernel import primitives as b
 from trainkernel.errors import TraceError
 from trainkernel.numpy.axes import as_int, one_axis, refuse_out, some_axes
+from trainkernel.numpy.indexing import get_item
+from trainkernel.numpy.shapes import moveaxis, stack
 from trainkernel.promotion import promote
 from trainkernel.trace import at_user_line, aval_of
 
 Value = Any
 Labels = Sequence[Hashable]
 
-__all__ = ["dot", "inner", "kron", "matmul", "matvec", "outer", "tensordot", "vdot", "vecdot", "vecmat"]
+__all__ = ["cross", "dot", "inner", "kron", "matmul", "matvec", "outer", "tensordot", "vdot", "vecdot", "vecmat"]
 
 _WIDE = {"float16": "float32", "bfloat16": "float32", "bool": "int32"}
 
@@ -295,3 +297,49 @@ def kron(a: Value, b: Value) -> Value:
     labels = [label for pair in zip(x_labels, y_labels, strict=True) for label in pair]
     product = contract(x, x_labels, y, y_labels, labels, dtype)
     return _reshape(product, [m * n for m, n in zip(x.shape, y.shape, strict=True)])
+
+
+def cross(a: Value, b: Value, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None) -> Value:
+    """The cross product of vectors of 3 elements; a third one that is missing is 0, and two of 2 give a number.
+
+    Parameters
+    ----------
+    a, b : array
+        Their other dims broadcast together.
+    axisa, axisb, axisc : int
+        The dims of the vectors in ``a``, ``b`` and the result.
+    axis : int, optional
+        Stands for all three.
+    """
+    if axis is not None:
+        axisa = axisb = axisc = axis
+    (x, y), _ = factors((a, b), None)
+    first, second = _components(x, axisa), _components(y, axisb)
+    if len(first) == len(second) == 2:
+        return _minor(first, second, 0, 1)
+    pairs = ((1, 2), (2, 0), (0, 1))
+    parts = [_minor(first, second, *pair) for pair in pairs]
+    joined = stack(parts, axis=-1)
+    return moveaxis(joined, -1, axisc)
+
+
+def _components(x: Value, axis: int) -> list[Value]:
+    """The 2 or 3 elements of vectors, as arrays."""
+    along = one_axis(axis, len(x.shape), "cross")
+    size = x.shape[along]
+    if size not in (2, 3):
+        raise TraceError(f"cross needs vectors of 2 or 3 elements, got {size} along axis {axis}{at_user_line()}")
+    return [get_item(x, (*(slice(None),) * along, place)) for place in range(size)]
+
+
+def _minor(x: Sequence[Value], y: Sequence[Value], i: int, j: int) -> Value:
+    """``x[i] y[j] - x[j] y[i]``, in which a third element that is missing is zero."""
+    return b.sub(_times(x, i, y, j), _times(x, j, y, i))
+
+
+def _times(x: Sequence[Value], i: int, y: Sequence[Value], j: int) -> Value:
+    first, second = (x[i] if i < len(x) else None), (y[j] if j < len(y) else None)
+    if first is None or second is None:
+        one = b.binary(b.add, x[0], y[0])
+        return b.full(tuple(one.shape), 0, aval_of(one).dtype)
+    return b.binary(b.mul, first, second)

@@ -17,8 +17,8 @@ Value = Any
 Axes = Any
 
 __all__ = [
-    "all", "amax", "amin", "any", "argmax", "argmin", "average", "count_nonzero", "cumprod", "cumsum", "diff", "max",
-    "mean", "min", "nanmax", "nanmean", "nanmin", "nansum", "prod", "ptp", "std", "sum", "var",
+    "all", "amax", "amin", "any", "argmax", "argmin", "average", "count_nonzero", "cumprod", "cumsum", "max", "mean",
+    "min", "prod", "ptp", "std", "sum", "var",
 ]  # fmt: skip
 
 # ---------------------------------------------------------------------------- one op of the table each
@@ -46,7 +46,8 @@ def _array(x: Value, dtype: Any) -> Value:
     return value if dtype is None else b.cast(value, dtype)
 
 
-def _floating(x: Value, dtype: Any) -> Value:
+def as_floating(x: Value, dtype: Any = None) -> Value:
+    """The array in a dtype; without one integers become floating."""
     value = _array(x, dtype)
     return value if is_float(aval_of(value).dtype) else b.cast(value, inexact(aval_of(value).dtype))
 
@@ -108,7 +109,7 @@ def mean(
 ) -> Value:
     """The mean along axes; of integers as float32."""
     refuse_out(out)
-    value = _floating(a, dtype)
+    value = as_floating(a, dtype)
     if where is None:
         return reduce_with(b.mean, value, axis, keepdims, "mean")
     counted = sum(_chosen(b.full(value.shape, 1, value.dtype), where, 0), axis, keepdims=keepdims)
@@ -248,7 +249,7 @@ def var(
 ) -> Value:
     """The mean squared distance from the mean, divided by ``n - ddof``; accurate where the mean is large."""
     refuse_out(out)
-    value = _floating(a, dtype)
+    value = as_floating(a, dtype)
     axes = some_axes(axis, len(value.shape), "var")
     count = product(value.shape[each] for each in axes)
     lost = ddof if correction is None else correction
@@ -310,51 +311,6 @@ def _weights_along(weight: Value, value: Value, axis: Axes) -> Value:
     return b.broadcast(weight, value.shape, (along,))
 
 
-# ---------------------------------------------------------------------------- without NaN
-
-
-def _without(x: Value, neutral: float) -> Value:
-    return elementwise.where(elementwise.isnan(x), neutral, x)
-
-
-def nansum(a: Value, axis: Axes = None, dtype: Any = None, out: None = None, keepdims: bool = False) -> Value:
-    """The sum of the elements that are not NaN."""
-    refuse_out(out)
-    return sum(_without(a, 0), axis, dtype, keepdims=keepdims)
-
-
-def nanmean(a: Value, axis: Axes = None, dtype: Any = None, out: None = None, keepdims: bool = False) -> Value:
-    """The mean of the elements that are not NaN."""
-    refuse_out(out)
-    value = b.as_array(a)
-    if not is_float(aval_of(value).dtype):
-        return mean(value, axis, dtype, keepdims=keepdims)
-    total = nansum(value, axis, dtype, keepdims=keepdims)
-    present = b.cast(b.compare(value, value, "eq"), aval_of(total).dtype)
-    return b.div(total, sum(present, axis, keepdims=keepdims))
-
-
-def nanmax(a: Value, axis: Axes = None, out: None = None, keepdims: bool = False) -> Value:
-    """The maximum of the elements that are not NaN; NaN where all are."""
-    refuse_out(out)
-    return _without_nan(max, -float("inf"), a, axis, keepdims)
-
-
-def nanmin(a: Value, axis: Axes = None, out: None = None, keepdims: bool = False) -> Value:
-    """The minimum of the elements that are not NaN; NaN where all are."""
-    refuse_out(out)
-    return _without_nan(min, float("inf"), a, axis, keepdims)
-
-
-def _without_nan(function: Callable[..., Value], neutral: float, a: Value, axis: Axes, keepdims: bool) -> Value:
-    value = b.as_array(a)
-    if not is_float(aval_of(value).dtype):
-        return function(value, axis, keepdims=keepdims)
-    result = function(_without(value, neutral), axis, keepdims=keepdims)
-    is_empty = all(elementwise.isnan(value), axis, keepdims=keepdims)
-    return elementwise.where(is_empty, float("nan"), result)
-
-
 # ---------------------------------------------------------------------------- running results
 
 
@@ -390,20 +346,4 @@ def running(op: Callable[..., Value], neutral: Any, x: Value, along: int) -> Val
         shifted = b.pad(b.slice(x, none, limit, (1,) * len(none)), neutral, low=low, high=none, interior=none)
         x = op(shifted, x)
         distance *= 2
-    return x
-
-
-def diff(a: Value, n: int = 1, axis: int = -1) -> Value:
-    """Differences of neighbours along an axis, ``n`` times."""
-    x = b.as_array(a)
-    along = one_axis(axis, len(x.shape), "diff")
-    for _ in range(n):
-        size = x.shape[along]
-        start, limit, stride = [0] * len(x.shape), list(x.shape), (1,) * len(x.shape)
-        limit[along] = size - 1 if size else 0
-        before = b.slice(x, start, limit, stride)
-        start[along], limit[along] = (1 if size else 0), size
-        after = b.slice(x, start, limit, stride)
-        is_bool = aval_of(x).dtype == "bool"
-        x = b.compare(after, before, "ne") if is_bool else b.sub(after, before)
     return x

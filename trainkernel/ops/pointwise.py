@@ -248,6 +248,11 @@ def _power_vjp(b: Any, ct: Any, out: Any, x: Any, y: Any) -> Sequence[Any]:
     return base, exponent
 
 
+def _arctan2_vjp(b: Any, ct: Any, out: Any, y: Any, x: Any) -> Sequence[Any]:
+    share = ct / (x * x + y * y)
+    return share * x, -(share * y)
+
+
 def _extremum_vjp(b: Any, ct: Any, out: Any, x: Any, y: Any) -> Sequence[Any]:
     """Half to each where they tie, as in JAX."""
 
@@ -419,6 +424,46 @@ POINTWISE = (
     ),
     _float("sin", np.sin, "sinf", lambda b, ct, y, x: ct * b.cos(x), cost=20, max_ulps=3),
     _float("cos", np.cos, "cosf", lambda b, ct, y, x: -(ct * b.sin(x)), cost=20, max_ulps=3),
+    _float(
+        "arcsin",
+        np.arcsin,
+        "asinf",
+        lambda b, ct, y, x: ct * b.rsqrt(1 - x * x),
+        cost=24,
+        sample=(-0.9, 0.9),
+        max_ulps=3,
+    ),
+    _float(
+        "arccos",
+        np.arccos,
+        "acosf",
+        lambda b, ct, y, x: -(ct * b.rsqrt(1 - x * x)),
+        cost=24,
+        sample=(-0.9, 0.9),
+        max_ulps=3,
+    ),
+    _float("arctan", np.arctan, "atanf", lambda b, ct, y, x: ct / (x * x + 1), cost=20, max_ulps=3),
+    _pointwise(
+        "arctan2",
+        (2,),
+        _binary(np.arctan2),
+        _call("atan2f"),
+        accepts="float",
+        cost=32,
+        max_ulps=4,
+        vjp=_binary_vjp(_arctan2_vjp),
+    ),
+    _float("arcsinh", np.arcsinh, "asinhf", lambda b, ct, y, x: ct * b.rsqrt(x * x + 1), cost=24, max_ulps=4),
+    _float(
+        "arccosh",
+        np.arccosh,
+        "acoshf",
+        lambda b, ct, y, x: ct * b.rsqrt((x - 1) * (x + 1)),
+        cost=24,
+        sample=(1.1, 4.0),
+        max_ulps=5,
+    ),
+    _float("cbrt", np.cbrt, "cbrtf", lambda b, ct, y, x: ct / (y * y * 3), cost=16, max_ulps=2),
     _float("sqrt", np.sqrt, "tk_square_root", lambda b, ct, y, x: ct / (y * 2), cost=8, sample=(0.0, 4.0)),
     _float(
         "rsqrt",

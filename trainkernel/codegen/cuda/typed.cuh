@@ -102,6 +102,13 @@ TK_FLOAT64_FUNCTION tk_tanh(double x) { return tanh(x); }
 TK_FLOAT64_FUNCTION tk_erf(double x) { return erf(x); }
 TK_FLOAT64_FUNCTION tk_sin(double x) { return sin(x); }
 TK_FLOAT64_FUNCTION tk_cos(double x) { return cos(x); }
+TK_FLOAT64_FUNCTION tk_arcsin(double x) { return asin(x); }
+TK_FLOAT64_FUNCTION tk_arccos(double x) { return acos(x); }
+TK_FLOAT64_FUNCTION tk_arctan(double x) { return atan(x); }
+TK_FLOAT64_FUNCTION tk_arctan2(double y, double x) { return atan2(y, x); }
+TK_FLOAT64_FUNCTION tk_arcsinh(double x) { return asinh(x); }
+TK_FLOAT64_FUNCTION tk_arccosh(double x) { return acosh(x); }
+TK_FLOAT64_FUNCTION tk_cbrt(double x) { return cbrt(x); }
 TK_FLOAT64_FUNCTION tk_sqrt(double x) { return __dsqrt_rn(x); }
 TK_FLOAT64_FUNCTION tk_rsqrt(double x) { return __ddiv_rn(1.0, __dsqrt_rn(x)); }
 TK_FLOAT64_FUNCTION tk_sigmoid(double x) {
