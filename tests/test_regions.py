@@ -93,6 +93,21 @@ def test_tf32_rounds_operands_to_11_bits(pieces: int) -> None:
         assert np.abs(found - want).max() < 2e-5 < 5e-4 < np.abs(found - other).max()
 
 
+@pytest.mark.parametrize("bits_of_nan", [0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001])
+def test_tf32_keeps_every_nan(bits_of_nan: int) -> None:
+    """Also one whose lower bits would carry into the sign, as a device computes them, or be cut off."""
+    program = product(64, 48, 32)
+    inputs = random_inputs(program)
+    inputs[0].view(np.uint32)[3, 5] = bits_of_nan
+    inputs[1][2, 7] = np.inf
+    generated = generate(program, region_pieces=1, precision="tf32", target="sm_90a")
+    assert "on tensor cores" in str(generated.schedule)
+    (found,) = emulate(generated, inputs, order=1).outputs
+    nan = np.isnan(found)
+    assert nan[3].all() and not np.delete(nan, 3, 0).any()
+    assert np.isinf(np.delete(found[:, 7], 3)).all()
+
+
 # ---------------------------------------------------------------------------- several pieces of a block
 
 
