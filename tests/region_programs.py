@@ -18,8 +18,9 @@ SHAPES = [
     (48, (3, 17, 33, 1), 1),
     (256, (64, 64, 64), 2),
     (40, (8, 130, 8), 5),
+    (96, (16, 64, 128, 24), 8),
 ]
-"""Batch, layers and pieces: widths of whole runs of 8 and others, one piece and several."""
+"""Batch, layers and pieces: widths of whole runs of 8 and others, one piece and several, of whole steps and not."""
 
 
 def random_inputs(program: Program) -> list[NDArray[Any]]:

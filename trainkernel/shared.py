@@ -169,17 +169,17 @@ def epilogue_cost(part: Task) -> float:
     return scaled + sum(OPS[member.op].cost + 1 for member in part.members if member.op in OPS)
 
 
-def is_read_in_place(operand: TensorSpec, is_stored: bool, tensor: str) -> bool:
+def is_read_in_place(operand: TensorSpec, is_stored: bool, tensor: str, depth: int) -> bool:
     """Whether a block product can read an operand where it lies, with a contiguous dim, in the format that it takes.
 
-    Tensor cores take 16-bit elements in whole runs of 8.
+    Tensor cores take 16-bit elements in whole runs of 8, and whole steps of the ``depth`` of a piece.
     """
     if not is_stored or 1 not in operand.strides[-2:]:
         return False
     if tensor not in SIXTEEN_BIT_FORMATS:
         return operand.dtype == "float32"
     along = operand.shape[-1 if operand.strides[-1] == 1 else -2]
-    return operand.dtype == tensor and along % 8 == 0 and operand.shape[-1] % TENSOR_DEPTHS[tensor] == 0
+    return operand.dtype == tensor and along % 8 == 0 and depth % TENSOR_DEPTHS[tensor] == 0
 
 
 def _filled_bytes(region: RegionParts, part: Task, count: int = 2) -> int:

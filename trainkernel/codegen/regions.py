@@ -299,7 +299,7 @@ class BlockProduct:
     def _in_place(self, position: int) -> NearOperand | None:
         """A float32 view of memory, or what tensor cores can take, read where it is."""
         view = self._view(position)
-        if not is_read_in_place(view, self._is_stored(view), self._plan.tensor):
+        if not is_read_in_place(view, self._is_stored(view), self._plan.tensor, self._plan.tile_k):
             return None
         return self._stored(position, view, 16 // DTYPES[view.dtype].itemsize_bytes)
 
