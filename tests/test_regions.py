@@ -108,6 +108,31 @@ def test_tf32_keeps_every_nan(bits_of_nan: int) -> None:
     assert np.isinf(np.delete(found[:, 7], 3)).all()
 
 
+@pytest.mark.parametrize("width", [401, 402])
+def test_the_last_columns_of_a_streamed_operand(width: int) -> None:
+    """An odd number of columns has no whole pairs, though every step but the last has."""
+    program = product(24, width, 128)
+    inputs = random_inputs(program)
+    generated = generate(program, region_pieces=1, precision="tf32", target="sm_90a", threads_per_block=128)
+    assert "tile + 1 <" in generated.source and ("tk_tensor_product<" in generated.source) == (width % 2 == 0)
+    (found,) = emulate(generated, inputs).outputs
+    assert np.abs(found - tf32(inputs[0]) @ tf32(inputs[1])).max() < 2e-5
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_sums_of_tensor_cores_fit_whatever_follows_them(activation: str) -> None:
+    """Sums that are too many for shared memory go to an epilogue from registers, also to a long one."""
+    b = ProgramBuilder()
+    x, w = b.input("x", (512, 16), "bfloat16"), b.input("w", (16, 120), "bfloat16")
+    h = b.op("mm", x, w, dtype="bfloat16")
+    for _ in range(3):
+        h = b.op(activation, h, dtype="bfloat16")
+    program = b.build([h, b.op("mm", x.T, h, dtype="float32")])
+    generated = check(program, random_inputs(program), region_pieces=1, target="sm_90a")
+    assert "bfloat16 on tensor cores" in str(generated.schedule)
+    assert generated.shared_bytes <= Target.preset("sm_90a").shared_bytes_per_block
+
+
 # ---------------------------------------------------------------------------- several pieces of a block
 
 

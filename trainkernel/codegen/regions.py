@@ -199,7 +199,7 @@ class BlockProduct:
         bounds = f"{plan.tile_m}, {columns}"
         functions = partial(self._epilogue, store_functions, column)
         epilogue = Epilogue(functions, epilogue_cost(self._task), bounds, whole, batch_of)
-        lines, sums_bytes = multiply(plan, self._threads, a, b, self.scratch_bytes, epilogue)
+        lines, sums_bytes = multiply(plan, self._scope.frame.schedule, a, b, self.scratch_bytes, epilogue)
         self.scratch_bytes += sums_bytes
         return lines
 
