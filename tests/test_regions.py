@@ -10,9 +10,10 @@ from error_bounds import assert_close
 from harness import bits, check, emulate
 from region_programs import SHAPES, product, random_inputs, region_step, tf32
 
+from trainkernel import reference
 from trainkernel.builder import ProgramBuilder
 from trainkernel.codegen import generate
-from trainkernel.ir import Program
+from trainkernel.ir import Program, TensorSpec
 from trainkernel.products import ProductPlan
 from trainkernel.target import Target
 
@@ -131,6 +132,23 @@ def test_sums_of_tensor_cores_fit_whatever_follows_them(activation: str) -> None
     generated = check(program, random_inputs(program), region_pieces=1, target="sm_90a")
     assert "bfloat16 on tensor cores" in str(generated.schedule)
     assert generated.shared_bytes <= Target.preset("sm_90a").shared_bytes_per_block
+
+
+def test_a_view_across_the_padding_of_a_slab() -> None:
+    """Two rows of a cast for each row of the slab, whose own rows another product reads on tensor cores."""
+    b = ProgramBuilder()
+    x, w = b.input("x", (96, 32)), b.input("w", (32, 64))
+    h = b.op("mm", x, w)
+    apart = b.op("cast", TensorSpec.dense(h.buffer, (192, 32), "float32"), dtype="bfloat16")
+    wide = b.op("mm", apart, b.input("w1", (32, 64), "bfloat16"), dtype="float32")
+    outputs = [b.op("tanh", b.op("mm", h, b.input("w2", (64, 48)))), b.op("sum", wide, dims=(0,)), b.op("mm", x.T, h)]
+    program = b.build(outputs)
+    inputs = [np.round(array.astype(np.float32)).astype(array.dtype) for array in random_inputs(program)]
+    generated = generate(program, region_pieces=6, precision="tf32", target="sm_90a", fuse_epilogues=False)
+    (region,) = (task.region for stage in generated.schedule.stages for task in stage.tasks if task.region)
+    assert region.shared.slabs["mm"].padding and "cast" in generated.schedule.inlined
+    for found, expected in zip(emulate(generated, inputs).outputs, reference.run(program, inputs), strict=True):
+        assert np.allclose(found, expected, atol=1e-6)
 
 
 # ---------------------------------------------------------------------------- several pieces of a block

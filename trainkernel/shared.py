@@ -86,7 +86,7 @@ class RegionParts:
         own = spec.num_elements // self.split.pieces
         row = spec.shape[-1] if spec.ndim else 1
         views = [(part, view) for part in self.parts for view in _product_operands(part) if view.buffer == name]
-        padded = row % _BANKS_APART == 0 and own % row == 0 and all(_keeps_rows(*each, row) for each in views)
+        padded = row % _BANKS_APART == 0 and own % row == 0 and all(keeps_rows(*each, row) for each in views)
         if padded and any(isinstance(part.plan, ProductPlan) and part.plan.tensor for part, _ in views):
             return SharedPlace(0, own, row, SIXTEEN_BIT_PAD if spec.dtype in SIXTEEN_BIT_FORMATS else PANEL_PAD)
         return SharedPlace(0, own)
@@ -123,7 +123,7 @@ def _product_operands(part: Task) -> tuple[TensorSpec, ...]:
     return a, b.mT
 
 
-def _keeps_rows(part: Task, view: TensorSpec, row: int) -> bool:
+def keeps_rows(part: Task, view: TensorSpec, row: int) -> bool:
     """Whether a block product's operand steps over whole rows of its buffer, and goes along one of them."""
     assert isinstance(part.plan, ProductPlan)
     strides, sizes = view.strides, view.shape

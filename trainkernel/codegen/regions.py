@@ -31,6 +31,7 @@ from trainkernel.shared import (
     filled_stride,
     is_read_in_place,
     is_streamed,
+    keeps_rows,
     staged_elements,
     staged_matrix,
 )
@@ -304,8 +305,12 @@ class BlockProduct:
         return self._stored(position, view, 16 // DTYPES[view.dtype].itemsize_bytes)
 
     def _is_stored(self, view: TensorSpec) -> bool:
+        """Whether a view's strides lead through memory: not where they would cross a slab's padding."""
         scalars = {spec.buffer for spec in self._scope.frame.schedule.program.scalar_inputs}
-        return view.buffer not in self._scope.inlined and view.buffer not in scalars
+        if view.buffer in self._scope.inlined or view.buffer in scalars:
+            return False
+        storage = self._scope.storage(view.buffer)
+        return not storage.padding or keeps_rows(self._task, view, storage.row)
 
     def _stored(self, position: int, view: TensorSpec, run: int) -> NearOperand:
         """A view of memory with a contiguous dim; aligned if whole runs of so many elements in shared memory are."""
