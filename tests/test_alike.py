@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from harness import check
+from region_programs import random_inputs
 
 from trainkernel import Program, ProgramBuilder
 from trainkernel.codegen import generate
+from trainkernel.products import ProductPlan
 
 
 def _updates(*shapes: tuple[int, ...]) -> Program:
@@ -39,3 +41,18 @@ def test_divisors_stay_constants(sizes: tuple[int, int]) -> None:
     scales = [b.input(f"s{n}", (40, 1)) for n in range(2)]
     program = b.build([b.op("mul", x, s) for x, s in zip(rows, scales, strict=True)])
     assert "/ task." not in generate(program).source and "% task." not in generate(program).source
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes", "path"), [("bfloat16", (8, 16, 16), "tensor"), ("float32", (7, 9, 50), "panel")]
+)
+def test_a_block_that_takes_several_products_of_one_piece(dtype: str, sizes: tuple[int, int, int], path: str) -> None:
+    """None has a barrier after its last read of shared memory, because none has another piece."""
+    m, k, n = sizes
+    b = ProgramBuilder()
+    x = b.input("x", (m, k), dtype)
+    program = b.build([b.op("mm", x, b.input(f"w{at}", (k, n), dtype), dtype="float32") for at in range(3)])
+    generated = check(program, random_inputs(program), num_blocks=2, order=1, region_pieces=0, gemm_tile_n=64)
+    assert "tasks_0_to_2(" in generated.source
+    for task in generated.schedule.tasks:
+        assert isinstance(task.plan, ProductPlan) and task.plan.path == path and task.plan.num_pieces == 1
