@@ -15,6 +15,7 @@ from trainkernel.builder import ProgramBuilder
 from trainkernel.codegen import generate
 from trainkernel.ir import Program, TensorSpec
 from trainkernel.products import ProductPlan
+from trainkernel.runtime import nvrtc
 from trainkernel.target import Target
 
 
@@ -59,6 +60,20 @@ def test_a_region_fits_into_shared_memory(target: str, threads: int | None, dtyp
             cut.append(any(task.region is not None for stage in generated.schedule.stages for task in stage.tasks))
     assert cut[0::2] == cut[1::2]
     assert cut[0] and (cut[2] or dtype != "float32")
+
+
+def test_tables_of_copies_beyond_constant_memory() -> None:
+    """Rows that are not whole runs of four elements take one entry each; some kernels have more than 64 KB of them."""
+    b = ProgramBuilder()
+    h = b.input("x", (16, 300))
+    for number in range(5):
+        h = b.op("tanh", b.op("mm", h, b.input(f"v{number}", (300, 65))))
+        h = b.op("mm", h, b.input(f"w{number}", (300, 65)).T)
+        h = b.op("sub", h, b.op("sum", h, dims=(0,)))
+    program = b.build([h])
+    generated = check(program, random_inputs(program), region_pieces=2, target="sm_90a", max_unknown=1.0)
+    assert "__constant__ TkCopy" in generated.source and "__device__ const TkCopy" in generated.source
+    assert nvrtc.compile_cubin(generated.source, "sm_90a")
 
 
 # ---------------------------------------------------------------------------- tensor cores

@@ -39,12 +39,14 @@ from trainkernel.shared import (
 _ITEMSIZE_BYTES = 4
 _MAX_RUNS = 128
 _MIN_LATER_BYTES = 8 * 1024
+_COPY_BYTES = 56
+_MAX_CONSTANT_BYTES = 60 * 1024
 StoreFunctions: TypeAlias = Callable[[Operation, Sequence[Index], Index, str, list[str], bool], tuple[list[str], str]]
 
 
 @dataclass(frozen=True)
 class Fetch:
-    """The copies that start together: a table in constant memory, and what a call of ``tk_fetch`` needs.
+    """The copies that start together: a table of them, and what a call of ``tk_fetch`` needs.
 
     The first ``num_common`` entries are the same for every piece; a block's first piece fetches them.
     """
@@ -55,9 +57,15 @@ class Fetch:
     step: str
 
     @property
-    def table(self) -> str:
+    def table_bytes(self) -> int:
+        """Size of the table."""
+        return _COPY_BYTES * len(self.entries)
+
+    def table(self, tables_bytes: int) -> str:
+        """The table: in constant memory, where it has room beside those before it, ``tables_bytes`` in all."""
         rows = "".join(f"{INDENT}{entry},\n" for entry in self.entries)
-        return f"__constant__ TkCopy {self.name}[{len(self.entries)}] = {{\n{rows}}};"
+        space = "__constant__" if tables_bytes + self.table_bytes <= _MAX_CONSTANT_BYTES else "__device__ const"
+        return f"{space} TkCopy {self.name}[{len(self.entries)}] = {{\n{rows}}};"
 
     def call(self, threads: int, tensors: str, slices: int) -> str:
         """The statement that starts the copies of ``piece``; a block computes so many slices one after another."""
