@@ -7,12 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from error_bounds import assert_close
-from harness import bits, check, emulate
-from region_programs import SHAPES, product, random_inputs, region_step, tf32
+from harness import bits, check, check_statistics, emulate
+from region_programs import SHAPES, RandomStep, product, random_inputs, random_step, region_step, tf32
 
-from trainkernel import reference
+from trainkernel import emulator, reference
 from trainkernel.builder import ProgramBuilder
 from trainkernel.codegen import generate
+from trainkernel.codegen.generated import GeneratedKernel
 from trainkernel.ir import Program, TensorSpec
 from trainkernel.products import ProductPlan
 from trainkernel.runtime import nvrtc
@@ -196,3 +197,38 @@ def test_every_reduction_adds_up_pieces(op: str) -> None:
     assert "4 for each block" in str(generated.schedule)
     inputs = random_inputs(program)
     assert_close(emulate(generated, inputs, num_blocks=2, order=1).outputs, program, inputs, op)
+
+
+# ---------------------------------------------------------------------------- random steps
+
+
+def _check_step(step: RandomStep, fused: GeneratedKernel, apart: GeneratedKernel) -> None:
+    """Right, within the target's shared memory, and the same bits on any grid, in any order, fused or not."""
+    assert fused.shared_bytes <= fused.target.shared_bytes_per_block
+    first = emulate(fused, step.inputs, num_blocks=2, order=1)
+    check_statistics(fused, first.counters)
+    if step.options["precision"] != "tf32":
+        assert_close(first.outputs, step.program, step.inputs, step.name)
+    for found, expected in zip(first.outputs, reference.run(step.program, step.inputs), strict=True):
+        # On average: what is rounded to 11 bits may fall on the other side of a relu's edge.
+        wide = np.asarray(expected, np.float32)
+        assert np.abs(np.asarray(found, np.float32) - wide).mean() <= 0.01 * np.abs(wide).max()
+    for generated, num_blocks, order in ((fused, 1, "reverse"), (apart, 3, "forward")):
+        again = emulate(generated, step.inputs, num_blocks=num_blocks, order=order)
+        assert [bits(array) for array in again.outputs] == [bits(array) for array in first.outputs]
+
+
+@pytest.mark.parametrize("chunk", range(3))
+def test_random_steps(chunk: int) -> None:
+    """One run of the compiler serves a chunk of seeds; all their failures are reported together."""
+    steps = [random_step(seed) for seed in range(chunk * 8, chunk * 8 + 8)]
+    switches = {"fuse_pointwise": False, "fuse_epilogues": False, "inline_input_casts": False}
+    kernels = [[generate(step.program, **step.options, **more) for more in ({}, switches)] for step in steps]
+    emulator.prepare([generated for pair in kernels for generated in pair], check_races=True)
+    failures = []
+    for step, (fused, apart) in zip(steps, kernels, strict=True):
+        try:
+            _check_step(step, fused, apart)
+        except Exception as error:
+            failures.append(f"{step.name}, {step.options}: {type(error).__name__}: {error}")
+    assert not failures, "\n\n".join(failures)
