@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from harness import check
+from region_programs import random_inputs
 
 from trainkernel import Program, ProgramBuilder
 from trainkernel.codegen import generate
+from trainkernel.products import ProductPlan
 
 
 def _updates(*shapes: tuple[int, ...]) -> Program:
@@ -74,3 +76,18 @@ def test_many_functions_call_what_they_have_in_common() -> None:
     options = {"region_pieces": 0, "fuse_pointwise": False}
     assert "#define TK_OFTEN_CALLED __noinline__" in generate(program, **options).source
     check(program, _inputs(program), num_blocks=3, **options)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes", "path"), [("bfloat16", (8, 16, 16), "tensor"), ("float32", (7, 9, 50), "panel")]
+)
+def test_a_block_that_takes_several_products_of_one_piece(dtype: str, sizes: tuple[int, int, int], path: str) -> None:
+    """None has a barrier after its last read of shared memory, because none has another piece."""
+    m, k, n = sizes
+    b = ProgramBuilder()
+    x = b.input("x", (m, k), dtype)
+    program = b.build([b.op("mm", x, b.input(f"w{at}", (k, n), dtype), dtype="float32") for at in range(3)])
+    generated = check(program, random_inputs(program), num_blocks=2, order=1, region_pieces=0, gemm_tile_n=64)
+    assert "between tasks 0, 1, 2." in generated.source
+    for task in generated.schedule.tasks:
+        assert isinstance(task.plan, ProductPlan) and task.plan.path == path and task.plan.num_pieces == 1

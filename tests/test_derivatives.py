@@ -77,6 +77,17 @@ def test_jvp_is_the_slope(name: str) -> None:
     np.testing.assert_allclose(tangent, (forward - backward) / (2 * step), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("op", ["sum", "mean", "moments"])
+def test_the_gradient_of_a_reduction_of_nothing(op: str) -> None:
+    """An empty batch has statistics that are NaN, and a gradient without elements."""
+
+    def loss(x: Any) -> Any:
+        results = getattr(b, op)(x, dims=(0,))
+        return b.sum(results[0] + results[1] if op == "moments" else results)
+
+    assert tk.grad(loss)(np.zeros((0, 3), np.float32)).shape == (0, 3)
+
+
 def test_third_derivatives_and_products_of_them() -> None:
     def f(x: Any) -> Any:
         return b.mul(b.sin(x), b.exp(x))

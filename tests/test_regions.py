@@ -7,13 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from error_bounds import assert_close
-from harness import bits, check, emulate
-from region_programs import SHAPES, product, random_inputs, region_step, tf32
+from harness import bits, check, check_statistics, emulate
+from region_programs import SHAPES, RandomStep, product, random_inputs, random_step, region_step, tf32
 
+from trainkernel import emulator, reference
 from trainkernel.builder import ProgramBuilder
 from trainkernel.codegen import generate
-from trainkernel.ir import Program
+from trainkernel.codegen.generated import GeneratedKernel
+from trainkernel.ir import Program, TensorSpec
 from trainkernel.products import ProductPlan
+from trainkernel.runtime import nvrtc
 from trainkernel.target import Target
 
 
@@ -60,6 +63,20 @@ def test_a_region_fits_into_shared_memory(target: str, threads: int | None, dtyp
     assert cut[0] and (cut[2] or dtype != "float32")
 
 
+def test_tables_of_copies_beyond_constant_memory() -> None:
+    """Rows that are not whole runs of four elements take one entry each; some kernels have more than 64 KB of them."""
+    b = ProgramBuilder()
+    h = b.input("x", (16, 300))
+    for number in range(5):
+        h = b.op("tanh", b.op("mm", h, b.input(f"v{number}", (300, 65))))
+        h = b.op("mm", h, b.input(f"w{number}", (300, 65)).T)
+        h = b.op("sub", h, b.op("sum", h, dims=(0,)))
+    program = b.build([h])
+    generated = check(program, random_inputs(program), region_pieces=2, target="sm_90a", max_unknown=1.0)
+    assert "__constant__ TkCopy" in generated.source and "__device__ const TkCopy" in generated.source
+    assert nvrtc.compile_cubin(generated.source, "sm_90a")
+
+
 # ---------------------------------------------------------------------------- tensor cores
 
 
@@ -93,6 +110,63 @@ def test_tf32_rounds_operands_to_11_bits(pieces: int) -> None:
         assert np.abs(found - want).max() < 2e-5 < 5e-4 < np.abs(found - other).max()
 
 
+@pytest.mark.parametrize("bits_of_nan", [0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001])
+def test_tf32_keeps_every_nan(bits_of_nan: int) -> None:
+    """Also one whose lower bits would carry into the sign, as a device computes them, or be cut off."""
+    program = product(64, 48, 32)
+    inputs = random_inputs(program)
+    inputs[0].view(np.uint32)[3, 5] = bits_of_nan
+    inputs[1][2, 7] = np.inf
+    generated = generate(program, region_pieces=1, precision="tf32", target="sm_90a")
+    assert "on tensor cores" in str(generated.schedule)
+    (found,) = emulate(generated, inputs, order=1).outputs
+    nan = np.isnan(found)
+    assert nan[3].all() and not np.delete(nan, 3, 0).any()
+    assert np.isinf(np.delete(found[:, 7], 3)).all()
+
+
+@pytest.mark.parametrize("width", [401, 402])
+def test_the_last_columns_of_a_streamed_operand(width: int) -> None:
+    """An odd number of columns has no whole pairs, though every step but the last has."""
+    program = product(24, width, 128)
+    inputs = random_inputs(program)
+    generated = generate(program, region_pieces=1, precision="tf32", target="sm_90a", threads_per_block=128)
+    assert "tile + 1 <" in generated.source and ("tk_tensor_product<" in generated.source) == (width % 2 == 0)
+    (found,) = emulate(generated, inputs).outputs
+    assert np.abs(found - tf32(inputs[0]) @ tf32(inputs[1])).max() < 2e-5
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_sums_of_tensor_cores_fit_whatever_follows_them(activation: str) -> None:
+    """Sums that are too many for shared memory go to an epilogue from registers, also to a long one."""
+    b = ProgramBuilder()
+    x, w = b.input("x", (512, 16), "bfloat16"), b.input("w", (16, 120), "bfloat16")
+    h = b.op("mm", x, w, dtype="bfloat16")
+    for _ in range(3):
+        h = b.op(activation, h, dtype="bfloat16")
+    program = b.build([h, b.op("mm", x.T, h, dtype="float32")])
+    generated = check(program, random_inputs(program), region_pieces=1, target="sm_90a")
+    assert "bfloat16 on tensor cores" in str(generated.schedule)
+    assert generated.shared_bytes <= Target.preset("sm_90a").shared_bytes_per_block
+
+
+def test_a_view_across_the_padding_of_a_slab() -> None:
+    """Two rows of a cast for each row of the slab, whose own rows another product reads on tensor cores."""
+    b = ProgramBuilder()
+    x, w = b.input("x", (96, 32)), b.input("w", (32, 64))
+    h = b.op("mm", x, w)
+    apart = b.op("cast", TensorSpec.dense(h.buffer, (192, 32), "float32"), dtype="bfloat16")
+    wide = b.op("mm", apart, b.input("w1", (32, 64), "bfloat16"), dtype="float32")
+    outputs = [b.op("tanh", b.op("mm", h, b.input("w2", (64, 48)))), b.op("sum", wide, dims=(0,)), b.op("mm", x.T, h)]
+    program = b.build(outputs)
+    inputs = [np.round(array.astype(np.float32)).astype(array.dtype) for array in random_inputs(program)]
+    generated = generate(program, region_pieces=6, precision="tf32", target="sm_90a", fuse_epilogues=False)
+    (region,) = (task.region for stage in generated.schedule.stages for task in stage.tasks if task.region)
+    assert region.shared.slabs["mm"].padding and "cast" in generated.schedule.inlined
+    for found, expected in zip(emulate(generated, inputs).outputs, reference.run(program, inputs), strict=True):
+        assert np.allclose(found, expected, atol=1e-6)
+
+
 # ---------------------------------------------------------------------------- several pieces of a block
 
 
@@ -123,3 +197,38 @@ def test_every_reduction_adds_up_pieces(op: str) -> None:
     assert "4 for each block" in str(generated.schedule)
     inputs = random_inputs(program)
     assert_close(emulate(generated, inputs, num_blocks=2, order=1).outputs, program, inputs, op)
+
+
+# ---------------------------------------------------------------------------- random steps
+
+
+def _check_step(step: RandomStep, fused: GeneratedKernel, apart: GeneratedKernel) -> None:
+    """Right, within the target's shared memory, and the same bits on any grid, in any order, fused or not."""
+    assert fused.shared_bytes <= fused.target.shared_bytes_per_block
+    first = emulate(fused, step.inputs, num_blocks=2, order=1)
+    check_statistics(fused, first.counters)
+    if step.options["precision"] != "tf32":
+        assert_close(first.outputs, step.program, step.inputs, step.name)
+    for found, expected in zip(first.outputs, reference.run(step.program, step.inputs), strict=True):
+        # On average: what is rounded to 11 bits may fall on the other side of a relu's edge.
+        wide = np.asarray(expected, np.float32)
+        assert np.abs(np.asarray(found, np.float32) - wide).mean() <= 0.01 * np.abs(wide).max()
+    for generated, num_blocks, order in ((fused, 1, "reverse"), (apart, 3, "forward")):
+        again = emulate(generated, step.inputs, num_blocks=num_blocks, order=order)
+        assert [bits(array) for array in again.outputs] == [bits(array) for array in first.outputs]
+
+
+@pytest.mark.parametrize("chunk", range(3))
+def test_random_steps(chunk: int) -> None:
+    """One run of the compiler serves a chunk of seeds; all their failures are reported together."""
+    steps = [random_step(seed) for seed in range(chunk * 8, chunk * 8 + 8)]
+    switches = {"fuse_pointwise": False, "fuse_epilogues": False, "inline_input_casts": False}
+    kernels = [[generate(step.program, **step.options, **more) for more in ({}, switches)] for step in steps]
+    emulator.prepare([generated for pair in kernels for generated in pair], check_races=True)
+    failures = []
+    for step, (fused, apart) in zip(steps, kernels, strict=True):
+        try:
+            _check_step(step, fused, apart)
+        except Exception as error:
+            failures.append(f"{step.name}, {step.options}: {type(error).__name__}: {error}")
+    assert not failures, "\n\n".join(failures)

@@ -415,9 +415,10 @@ class _Graph:
         parts = tuple(node.task for node in inside)
         scalars = frozenset(spec.buffer for spec in self._program.scalar_inputs)
         aligned = [node.aligned for node in inside]
-        region = RegionParts(parts, aligned, split, self._declared, self.places, scalars, self._options.threads)
+        threads, target = self._options.threads, self._target
+        region = RegionParts(parts, aligned, split, self._declared, self.places, scalars, threads, target)
         private = {name for name in region.written if self._is_private(name, inside)}
-        layout = lay_out(region, private, self._target.shared_bytes_per_block)
+        layout = lay_out(region, private)
         self.places.update(layout.slabs)
         waits = block_barriers(region, layout)
         reads = tuple(dict.fromkeys(name for part in parts for name in part.reads if name not in layout.slabs))

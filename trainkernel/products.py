@@ -248,10 +248,10 @@ def panel_depth(chunk: int) -> int:
     return -(-chunk // 4) * 4
 
 
-def panel_bytes(plan: ProductPlan, threads: int) -> int:
+def panel_bytes(plan: ProductPlan, target: Target, threads: int) -> int:
     """Shared memory of a panel product: both operands, and the sums."""
     operands = sum(panel_floats(outer, plan.tile_k) for outer in (plan.tile_m, plan.tile_n))
-    return 4 * operands + block_sums_bytes(plan, threads, _MAX_UNROLLED_COST + 1)
+    return 4 * operands + block_sums_bytes(plan, threads, _MAX_UNROLLED_COST + 1, target)
 
 
 def panel_floats(outer: int, depth: int) -> int:
@@ -288,15 +288,17 @@ def filled_bytes(plan: ProductPlan) -> int:
     return total
 
 
-def block_scratch_bytes(operation: Operation, plan: ProductPlan, threads: int, evaluated: Set[str]) -> int:
+def block_scratch_bytes(
+    operation: Operation, plan: ProductPlan, target: Target, threads: int, evaluated: Set[str]
+) -> int:
     """A bound of the scratch of a product in a region, whatever is fused into it.
 
     ``evaluated`` are the buffers that may be evaluated before it rather than read where they lie.
     """
     a, b = operation.inputs[-2:]
     if plan.tensor in SIXTEEN_BIT_FORMATS:
-        return filled_bytes(plan) + block_sums_bytes(plan, threads, 0.0)
-    sums = block_sums_bytes(plan, threads, 0.0 if plan.split > 1 else _MAX_UNROLLED_COST + 1)
+        return filled_bytes(plan) + block_sums_bytes(plan, threads, 0.0, target)
+    sums = block_sums_bytes(plan, threads, 0.0 if plan.split > 1 else _MAX_UNROLLED_COST + 1, target)
     needs = []
     for operand, outer in ((a, plan.tile_m), (b, plan.tile_n)):
         assert isinstance(operand, TensorSpec)
@@ -306,7 +308,7 @@ def block_scratch_bytes(operation: Operation, plan: ProductPlan, threads: int, e
         needs.append(size if not plain or (plan.tensor and not streamed) else 0)
     if streamed:
         columns = stream_columns(plan)
-        streams = block_sums_bytes(replace(plan, tile_n=columns), threads, _MAX_UNROLLED_COST + 1)
+        streams = block_sums_bytes(replace(plan, tile_n=columns), threads, _MAX_UNROLLED_COST + 1, target)
         # The operand is streamed only if the caller's memory holds it.
         return sum(needs) + max(sums, streams + stream_bytes(plan, columns))
     return sum(needs) + sums
@@ -340,7 +342,7 @@ def _best_panels(
                     batch,
                 )
                 plan = _on_best_cores(plan, tensor, options.threads)
-                if panel_bytes(plan, options.threads) > min(target.shared_bytes_per_block, MAX_PANEL_BYTES):
+                if panel_bytes(plan, target, options.threads) > min(target.shared_bytes_per_block, MAX_PANEL_BYTES):
                     continue
                 cost = _panel_cost_us(plan, target, options.threads)
                 if best is None or cost < best[0] - 1e-9:
@@ -556,24 +558,37 @@ def tensor_tile_cycles(tile: TensorTile, m: int, n: int, tensor: str) -> float:
     return _TENSOR_START_CYCLES + rounds * (_TENSOR_ROUND_CYCLES + steps * (chain + issue * active)) + stored
 
 
-def stores_pairs(plan: ProductPlan, threads: int, epilogue_cost: float) -> bool:
-    """Whether the epilogue of a product on tensor cores takes its sums from registers, two neighbours at a time."""
-    if not plan.tensor or plan.tile_n % 2:
+def stores_pairs(plan: ProductPlan, threads: int, epilogue_cost: float, target: Target) -> bool:
+    """Whether the epilogue of a product on tensor cores takes its sums from registers, two neighbours at a time.
+
+    It does where that is cheap, or where the sums have no room beside both operands: whether a product fits into
+    shared memory must not depend on what is fused into it.
+    """
+    if not plan.tensor or plan.tile_n % 2 or plan.n % 2:
         return False
     tile = tensor_tile(plan, threads)
-    return tile.groups == 1 and not tile.swapped and 4 * tile.units * epilogue_cost <= _MAX_PAIRS_COST
+    if tile.groups > 1 or tile.swapped:
+        return False
+    if 4 * tile.units * epilogue_cost <= _MAX_PAIRS_COST:
+        return True
+    operands_bytes = filled_bytes(plan) if plan.tensor in SIXTEEN_BIT_FORMATS else 0
+    return operands_bytes + _tensor_sums_bytes(plan, tile) > target.shared_bytes_per_block
 
 
-def block_sums_bytes(plan: ProductPlan, threads: int, epilogue_cost: float) -> int:
+def _tensor_sums_bytes(plan: ProductPlan, tile: TensorTile) -> int:
+    return 4 * tile.groups * plan.tile_m * tensor_sums_stride(plan)
+
+
+def block_sums_bytes(plan: ProductPlan, threads: int, epilogue_cost: float, target: Target) -> int:
     """Shared memory through which the sums of a block product go to the epilogue; 0: from registers.
 
     A thread has several sums, each of which repeats the epilogue's text: worth it where that is cheap
     (``epilogue_cost`` in the unit of ``Op.cost``; a plain store costs nothing) or the sums are few.
     """
     if plan.tensor:
-        if stores_pairs(plan, threads, epilogue_cost):
+        if stores_pairs(plan, threads, epilogue_cost, target):
             return 0
-        return 4 * tensor_tile(plan, threads).groups * plan.tile_m * tensor_sums_stride(plan)
+        return _tensor_sums_bytes(plan, tensor_tile(plan, threads))
     tile = block_tile(plan.tile_m, plan.tile_n, plan.tile_k, threads)
     outputs = plan.tile_m * plan.tile_n
     copies = tile.micro_m * tile.micro_n

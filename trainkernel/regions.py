@@ -436,7 +436,7 @@ class RegionCost:
         if item.name in plan.partials:
             attrs |= {"pieces": plan.split.partials, "slices": plan.split.slices}
         piece = plan_product(replace(operation, op=kind, attrs=attrs), self._target, self._options)
-        return block_scratch_bytes(operation, piece, self._threads, evaluated)
+        return block_scratch_bytes(operation, piece, self._target, self._threads, evaluated)
 
     def largest_products(self) -> list[Operation]:
         """The products that do most of the work, largest first."""

@@ -32,6 +32,7 @@ from trainkernel.products import (
 )
 from trainkernel.regions import Split
 from trainkernel.schedule import ArenaPlace, Place, SharedLayout, SharedPlace, Staged, Task, runs_whole
+from trainkernel.target import Target
 
 _ALIGNMENT_BYTES = 128
 _BANKS_APART = 16
@@ -58,7 +59,7 @@ class RegionParts:
     """The parts of a region in order, and what is known of the buffers around them.
 
     ``aligned[i]`` are the buffers of which part ``i`` reads the piece's own rows alone, ``scalars``
-    the inputs that are passed by value, ``threads`` those of a block.
+    the inputs that are passed by value, ``threads`` those of a block of the ``target``.
     """
 
     parts: Sequence[Task]
@@ -68,6 +69,7 @@ class RegionParts:
     places: Mapping[str, Place]
     scalars: frozenset[str]
     threads: int
+    target: Target
 
     @cached_property
     def written(self) -> Mapping[str, int]:
@@ -84,7 +86,7 @@ class RegionParts:
         own = spec.num_elements // self.split.pieces
         row = spec.shape[-1] if spec.ndim else 1
         views = [(part, view) for part in self.parts for view in _product_operands(part) if view.buffer == name]
-        padded = row % _BANKS_APART == 0 and own % row == 0 and all(_keeps_rows(*each, row) for each in views)
+        padded = row % _BANKS_APART == 0 and own % row == 0 and all(keeps_rows(*each, row) for each in views)
         if padded and any(isinstance(part.plan, ProductPlan) and part.plan.tensor for part, _ in views):
             return SharedPlace(0, own, row, SIXTEEN_BIT_PAD if spec.dtype in SIXTEEN_BIT_FORMATS else PANEL_PAD)
         return SharedPlace(0, own)
@@ -121,7 +123,7 @@ def _product_operands(part: Task) -> tuple[TensorSpec, ...]:
     return a, b.mT
 
 
-def _keeps_rows(part: Task, view: TensorSpec, row: int) -> bool:
+def keeps_rows(part: Task, view: TensorSpec, row: int) -> bool:
     """Whether a block product's operand steps over whole rows of its buffer, and goes along one of them."""
     assert isinstance(part.plan, ProductPlan)
     strides, sizes = view.strides, view.shape
@@ -132,10 +134,12 @@ def _keeps_rows(part: Task, view: TensorSpec, row: int) -> bool:
     return whole and len(along) <= 1 and view.offset % row + max(along, default=1) <= row
 
 
-def lay_out(region: RegionParts, private: Iterable[str], limit_bytes: int) -> SharedLayout:
-    """Place slabs and staged copies; ``private`` are the buffers that nobody else reads, ``limit_bytes`` the room."""
+def lay_out(region: RegionParts, private: Iterable[str]) -> SharedLayout:
+    """Place slabs and staged copies; ``private`` are the buffers that nobody else reads."""
     parts, split = region.parts, region.split
-    limit_bytes -= max((_scratch_bytes(region, part) for part in parts), default=0)
+    limit_bytes = region.target.shared_bytes_per_block - max(
+        (_scratch_bytes(region, part) for part in parts), default=0
+    )
     taken: list[Interval] = []
     slabs: dict[str, SharedPlace] = {}
     for name in sorted(private, key=lambda name: (region.written[name], name)):
@@ -169,17 +173,17 @@ def epilogue_cost(part: Task) -> float:
     return scaled + sum(OPS[member.op].cost + 1 for member in part.members if member.op in OPS)
 
 
-def is_read_in_place(operand: TensorSpec, is_stored: bool, tensor: str) -> bool:
+def is_read_in_place(operand: TensorSpec, is_stored: bool, tensor: str, depth: int) -> bool:
     """Whether a block product can read an operand where it lies, with a contiguous dim, in the format that it takes.
 
-    Tensor cores take 16-bit elements in whole runs of 8.
+    Tensor cores take 16-bit elements in whole runs of 8, and whole steps of the ``depth`` of a piece.
     """
     if not is_stored or 1 not in operand.strides[-2:]:
         return False
     if tensor not in SIXTEEN_BIT_FORMATS:
         return operand.dtype == "float32"
     along = operand.shape[-1 if operand.strides[-1] == 1 else -2]
-    return operand.dtype == tensor and along % 8 == 0 and operand.shape[-1] % TENSOR_DEPTHS[tensor] == 0
+    return operand.dtype == tensor and along % 8 == 0 and depth % TENSOR_DEPTHS[tensor] == 0
 
 
 def _filled_bytes(region: RegionParts, part: Task, count: int = 2) -> int:
@@ -192,7 +196,7 @@ def _filled_bytes(region: RegionParts, part: Task, count: int = 2) -> int:
     for operand, outer in list(zip(root.inputs[-2:], (plan.tile_m, plan.tile_n), strict=True))[:count]:
         assert isinstance(operand, TensorSpec)
         stored = operand.buffer in region.places and operand.buffer not in region.scalars
-        if plan.tensor or not is_read_in_place(operand, stored, ""):
+        if plan.tensor or not is_read_in_place(operand, stored, "", plan.tile_k):
             total += 4 * max(outer * filled_stride(plan.tile_k), plan.tile_k * filled_stride(outer))
     return total
 
@@ -214,8 +218,12 @@ def _scratch_bytes(region: RegionParts, part: Task) -> int:
         columns = stream_columns(plan)
         tile = replace(plan, tile_n=columns)
         streamed = stream_bytes(plan, columns)
-        return _filled_bytes(region, part, 1) + streamed + block_sums_bytes(tile, region.threads, epilogue_cost(part))
-    return _filled_bytes(region, part) + block_sums_bytes(plan, region.threads, epilogue_cost(part))
+        return _filled_bytes(region, part, 1) + streamed + _sums_bytes(region, part, tile)
+    return _filled_bytes(region, part) + _sums_bytes(region, part, plan)
+
+
+def _sums_bytes(region: RegionParts, part: Task, plan: ProductPlan) -> int:
+    return block_sums_bytes(plan, region.threads, epilogue_cost(part), region.target)
 
 
 def is_streamed(part: Task, split: Split) -> bool:

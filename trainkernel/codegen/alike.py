@@ -185,6 +185,10 @@ class Family:
                 lines[-1] += f" {chosen.pop(0)}"
             lines += chosen
         lines.append(f"{call}, task);")
+        leader = self.functions[0]
+        if leader.needs_free_shared and leader.task.num_pieces == 1:
+            # Written for one piece, it has no barrier for the sake of a next one.
+            lines.append("__syncthreads();  // shared is free for the next task")
         return block(f"for (int item = {first}; item < {self.num_pieces}; item += gridDim.x)", lines)
 
     def _fields(self, member: int) -> list[str]:

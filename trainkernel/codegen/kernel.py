@@ -114,6 +114,7 @@ class _Body:
     tasks: list[TaskInfo] = field(default_factory=list)
     templates: set[str] = field(default_factory=set)
     shared_bytes: int = 0
+    tables_bytes: int = 0
     num_stages: int = 0
     uses_uniform: bool = False
     shared_in_use: bool = False
@@ -264,7 +265,9 @@ class _Body:
         groups = plan_fetches(region, frame, self.tensor, f"tk_copies_{stage}")
         threads = frame.schedule.options.threads
         tensors = "p.tensors" if self.layout.uses_table else "(void* const*)&p + 2"
-        self.functions += [fetch.table for tables in groups for fetch in tables]
+        for fetch in (fetch for tables in groups for fetch in tables):
+            self.functions.append(fetch.table(self.tables_bytes))
+            self.tables_bytes += fetch.table_bytes
         if groups:
             self.templates.add("staged")
         self.shared_bytes = max(self.shared_bytes, region.shared.end_bytes)

@@ -16,6 +16,7 @@ from trainkernel.products import (
     tensor_sums_stride,
     tensor_tile,
 )
+from trainkernel.schedule import Schedule
 
 _FORMATS = {"tf32": "TkTf32", "float16": "TkSixteen<false>", "bfloat16": "TkSixteen<true>"}
 
@@ -50,14 +51,15 @@ class Epilogue:
 
 
 def multiply(
-    plan: ProductPlan, threads: int, a: NearOperand, b: NearOperand, sums_at: int, epilogue: Epilogue
+    plan: ProductPlan, schedule: Schedule, a: NearOperand, b: NearOperand, sums_at: int, epilogue: Epilogue
 ) -> tuple[list[str], int]:
     """The statements that multiply a tile and finish it, and the bytes of its sums in shared memory."""
-    pairs = stores_pairs(plan, threads, epilogue.cost)
+    threads, target = schedule.options.threads, schedule.target
+    pairs = stores_pairs(plan, threads, epilogue.cost, target)
     functions, results = epilogue.functions(pairs)
     if pairs:
         return [*functions, _from_registers(plan, threads, a, b, results, epilogue)], 0
-    sums_bytes = block_sums_bytes(plan, threads, epilogue.cost)
+    sums_bytes = block_sums_bytes(plan, threads, epilogue.cost, target)
     sums = f"(float*)(shared + {sums_at})" if sums_bytes else "nullptr"
     batch = epilogue.batch_of(functions, plan.tile_m * plan.tile_n) if sums_bytes else 1
     ending: list[object] = [batch, flag(epilogue.whole), results]

@@ -197,7 +197,8 @@ class ProductBody(TaskBody):
             f"(int)tk_min((tk_index){plan.tile_m}, {plan.m} - m0), (int)tk_min((tk_index){plan.tile_n}, {plan.n} - n0)"
         )
         epilogue = Epilogue(functions, epilogue_cost(self.task), inside, whole, self._epilogue_batch)
-        product, sums_bytes = multiply(plan, self.threads, panels[0], panels[1], self.shared_bytes, epilogue)
+        schedule = self.frame.schedule
+        product, sums_bytes = multiply(plan, schedule, panels[0], panels[1], self.shared_bytes, epilogue)
         self.shared_bytes += sums_bytes
         self.needs_free_shared = True
         # With sums, the barrier before the epilogue does as well.

@@ -31,6 +31,7 @@ from trainkernel.shared import (
     filled_stride,
     is_read_in_place,
     is_streamed,
+    keeps_rows,
     staged_elements,
     staged_matrix,
 )
@@ -38,12 +39,14 @@ from trainkernel.shared import (
 _ITEMSIZE_BYTES = 4
 _MAX_RUNS = 128
 _MIN_LATER_BYTES = 8 * 1024
+_COPY_BYTES = 56
+_MAX_CONSTANT_BYTES = 60 * 1024
 StoreFunctions: TypeAlias = Callable[[Operation, Sequence[Index], Index, str, list[str], bool], tuple[list[str], str]]
 
 
 @dataclass(frozen=True)
 class Fetch:
-    """The copies that start together: a table in constant memory, and what a call of ``tk_fetch`` needs.
+    """The copies that start together: a table of them, and what a call of ``tk_fetch`` needs.
 
     The first ``num_common`` entries are the same for every piece; a block's first piece fetches them.
     """
@@ -54,9 +57,15 @@ class Fetch:
     step: str
 
     @property
-    def table(self) -> str:
+    def table_bytes(self) -> int:
+        """Size of the table."""
+        return _COPY_BYTES * len(self.entries)
+
+    def table(self, tables_bytes: int) -> str:
+        """The table: in constant memory, where it has room beside those before it, ``tables_bytes`` in all."""
         rows = "".join(f"{INDENT}{entry},\n" for entry in self.entries)
-        return f"__constant__ TkCopy {self.name}[{len(self.entries)}] = {{\n{rows}}};"
+        space = "__constant__" if tables_bytes + self.table_bytes <= _MAX_CONSTANT_BYTES else "__device__ const"
+        return f"{space} TkCopy {self.name}[{len(self.entries)}] = {{\n{rows}}};"
 
     def call(self, threads: int, tensors: str, slices: int) -> str:
         """The statement that starts the copies of ``piece``; a block computes so many slices one after another."""
@@ -199,7 +208,7 @@ class BlockProduct:
         bounds = f"{plan.tile_m}, {columns}"
         functions = partial(self._epilogue, store_functions, column)
         epilogue = Epilogue(functions, epilogue_cost(self._task), bounds, whole, batch_of)
-        lines, sums_bytes = multiply(plan, self._threads, a, b, self.scratch_bytes, epilogue)
+        lines, sums_bytes = multiply(plan, self._scope.frame.schedule, a, b, self.scratch_bytes, epilogue)
         self.scratch_bytes += sums_bytes
         return lines
 
@@ -299,13 +308,17 @@ class BlockProduct:
     def _in_place(self, position: int) -> NearOperand | None:
         """A float32 view of memory, or what tensor cores can take, read where it is."""
         view = self._view(position)
-        if not is_read_in_place(view, self._is_stored(view), self._plan.tensor):
+        if not is_read_in_place(view, self._is_stored(view), self._plan.tensor, self._plan.tile_k):
             return None
         return self._stored(position, view, 16 // DTYPES[view.dtype].itemsize_bytes)
 
     def _is_stored(self, view: TensorSpec) -> bool:
+        """Whether a view's strides lead through memory: not where they would cross a slab's padding."""
         scalars = {spec.buffer for spec in self._scope.frame.schedule.program.scalar_inputs}
-        return view.buffer not in self._scope.inlined and view.buffer not in scalars
+        if view.buffer in self._scope.inlined or view.buffer in scalars:
+            return False
+        storage = self._scope.storage(view.buffer)
+        return not storage.padding or keeps_rows(self._task, view, storage.row)
 
     def _stored(self, position: int, view: TensorSpec, run: int) -> NearOperand:
         """A view of memory with a contiguous dim; aligned if whole runs of so many elements in shared memory are."""

@@ -111,7 +111,9 @@ def _spread(b: Any, value: Any, x: Any, attrs: Attrs) -> Any:
 
 
 def _count(x: Any, attrs: Attrs) -> int:
-    return prod(x.shape[dim] for dim in reduced_dims(x.shape, attrs))
+    """Elements that share a cotangent; of nothing 1, because no element asks."""
+    count: int = prod(x.shape[dim] for dim in reduced_dims(x.shape, attrs))
+    return max(1, count)
 
 
 def _sum_vjp(b: Any, cts: Sequence[Any], outs: Sequence[Any], ins: Sequence[Any], attrs: Attrs) -> Sequence[Any]:

@@ -23,7 +23,9 @@ struct TkTensorWork {
 struct TkTf32 {
   static constexpr int DEPTH = 8;
   static __device__ __forceinline__ unsigned load(TkSharedAddress from) {
-    return (__float_as_uint(tk_load_shared<float>(from)) + 0x1000u) & 0xffffe000u;
+    const float value = tk_load_shared<float>(from);
+    // A NaN, which the carry would make a number, stays one.
+    return value == value ? (__float_as_uint(value) + 0x1000u) & 0xffffe000u : 0x7fffffffu;
   }
   // Element (outer, k), for the lane's own outer and k.
   template <bool ALONG_K>
