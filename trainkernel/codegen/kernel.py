@@ -23,8 +23,8 @@ from trainkernel.stamps import NUM_CLOCK_STAMPS, stamps_bytes
 ENTRY = "trainkernel_step"
 MAX_DIRECT_SLOTS = 480
 RESERVED_SHARED_BYTES = 1024
-MAX_INLINE_FUNCTIONS = 24
-"""Functions of tasks up to which the compiler repeats in each what they have in common."""
+MAX_INLINE_CALLS = {"tk_grid_barrier": 8, "tk_matrix_sums": 4, "tk_random_bits": 4}
+"""Calls up to which a function of the prelude is inlined; in a kernel with more it is compiled once."""
 MAX_SHARED_SUMS = 32
 """Sums of a thread up to which a tensor-core tile leaves registers to a second block."""
 _INDEX_LIMIT = 2**31 - 2**16
@@ -349,7 +349,6 @@ def assemble(program: Program, schedule: Schedule, plan: MemoryPlan) -> Generate
         uniform, templates = emit_uniform(frame, body.base, body.scalar)
         body.templates |= templates
     functions = body.function_texts()
-    often_called = "__forceinline__" if len(functions) <= MAX_INLINE_FUNCTIONS else "__noinline__"
     threads = schedule.options.threads
     max_work_blocks = max((stage.num_pieces for stage in _all_stages(schedule)), default=1)
     max_work_blocks = max(1, max_work_blocks)
@@ -374,7 +373,8 @@ def assemble(program: Program, schedule: Schedule, plan: MemoryPlan) -> Generate
             "#if defined(__CUDACC_RTC__) || defined(TRAINKERNEL_EMULATOR)",
             "",
             f"typedef {_index_type(program, schedule)} tk_index;",
-            f"#define TK_OFTEN_CALLED {often_called}",
+            "",
+            *_inlining([*uniform, *functions, *body.lines]),
             "",
             *_prelude(body.templates, [*uniform, *functions]),
             *_params_struct(layout),
@@ -504,6 +504,15 @@ def _prelude(templates: set[str], functions: list[str]) -> list[str]:
     if any(f"{name}(" in text for name in defined for text in functions):
         needed |= {"functions"}
     return [_template(name) for name in _TEMPLATES if name in needed]
+
+
+def _inlining(texts: list[str]) -> list[str]:
+    """How often-called functions of the prelude are compiled: macros that stand in their declarations."""
+    lines = []
+    for name, limit in MAX_INLINE_CALLS.items():
+        calls = sum(len(re.findall(rf"\b{name}[<(]", text)) for text in texts)
+        lines.append(f"#define {name.upper()}_IS {'__forceinline__' if calls <= limit else '__noinline__'}")
+    return lines
 
 
 def _template(name: str) -> str:

@@ -24,7 +24,7 @@ __device__ __forceinline__ TkBarrier tk_barrier_init(unsigned char* workspace, u
 }
 
 // False if the wait for a phase timed out: the whole block gets the same answer and must leave the kernel.
-__device__ TK_OFTEN_CALLED bool tk_grid_barrier_wait(unsigned* counter, unsigned phase, unsigned long long timeout_ns, int stage) {
+__device__ TK_GRID_BARRIER_IS bool tk_grid_barrier_wait(unsigned* counter, unsigned phase, unsigned long long timeout_ns, int stage) {
   __syncthreads();
   if (gridDim.x == 1) return true;
   int late = 0;

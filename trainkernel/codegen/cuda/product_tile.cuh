@@ -169,7 +169,7 @@ __device__ __forceinline__ const float* tk_tile_sums(tk_index m0, tk_index n0, t
 
 // Of plain operands: no task's own code is in it, so that tasks of the same tile share it.
 template <int TILE_M, int TILE_N, int TILE_K, int THREADS, int SKEW, bool A_ALONG_K, bool B_ALONG_K>
-__device__ TK_OFTEN_CALLED const float* tk_matrix_sums(tk_index m0, tk_index n0, tk_index m_end, tk_index n_end, tk_index k_begin,
+__device__ TK_MATRIX_SUMS_IS const float* tk_matrix_sums(tk_index m0, tk_index n0, tk_index m_end, tk_index n_end, tk_index k_begin,
                                                        tk_index k_end, float* shared, TkMatrix<float> a, TkMatrix<float> b) {
   return tk_tile_sums<TILE_M, TILE_N, TILE_K, THREADS, SKEW, A_ALONG_K, B_ALONG_K>(m0, n0, m_end, n_end, k_begin, k_end, shared, a, b);
 }

@@ -11,7 +11,7 @@ __device__ __forceinline__ void tk_philox_round(unsigned (&words)[4], unsigned k
 
 // Element number `element` of a key's bits: word element % 4 of the block with the counter
 // (element / 4, counter, stream).
-__device__ __forceinline__ unsigned tk_random_bits(tk_index element, unsigned counter, unsigned stream, unsigned key_0,
+__device__ TK_RANDOM_BITS_IS unsigned tk_random_bits(tk_index element, unsigned counter, unsigned stream, unsigned key_0,
                                                    unsigned key_1) {
   const unsigned long long block = (unsigned long long)element / 4;
   unsigned words[4] = {(unsigned)block, (unsigned)(block >> 32), counter, stream};
