@@ -51,7 +51,7 @@ def test_layers_that_are_alike_share_a_function() -> None:
         x = b.op("tanh", b.op("mm", x, b.input(f"w{n}", (24, 24))))
     program = b.build([x])
     source = generate(program, region_pieces=0).source
-    assert source.count("= tanhf(") == 1 and source.count("__device__ __noinline__ void tasks_0_tanh(") == 1
+    assert source.count("= tanhf(") == 1 and source.count("__device__ TK_NOINLINE void tasks_0_tanh(") == 1
     check(program, _inputs(program), region_pieces=0)
 
 
@@ -66,17 +66,19 @@ def test_a_loop_and_what_follows_it_share_a_function() -> None:
     check(program, _inputs(program), region_pieces=0)
 
 
-def test_many_functions_call_what_they_have_in_common() -> None:
-    """Barriers and plain products are not repeated in a kernel of many tasks."""
+def test_many_tasks_call_what_they_have_in_common() -> None:
+    """Barriers and plain products are not repeated in a kernel of many different tasks."""
     b = ProgramBuilder()
-    x = b.input("x", (20, 12))
-    for n in range(26):
-        x = b.op(("tanh", "sin")[n % 2], b.op("mm", x, b.input(f"w{n}", (12 + n, 13 + n))))
+    x = b.input("x", (20, 24))
+    for n, op in enumerate(("tanh", "sin", "cos", "sigmoid", "softplus", "erf", "neg", "abs", "relu")):
+        x = b.op(op, b.op("mm", x, b.input(f"w{n}", (24, 24))))
     program = b.build([x])
-    options = {"region_pieces": 0, "fuse_pointwise": False}
+    options = {"region_pieces": 0, "gemm_k_tile": 16}
     source = generate(program, **options).source
-    assert "#define TK_GRID_BARRIER_IS __noinline__" in source and "#define TK_MATRIX_SUMS_IS __noinline__" in source
+    assert "#define TK_GRID_BARRIER_IS __forceinline__" in source and "#define TK_MATRIX_SUMS_IS TK_NOINLINE" in source
     check(program, _inputs(program), num_blocks=3, **options)
+    assert "#define TK_GRID_BARRIER_IS TK_NOINLINE" in generate(program, fuse_epilogues=False, **options).source
+    check(program, _inputs(program), num_blocks=3, fuse_epilogues=False, **options)
 
 
 @pytest.mark.parametrize(

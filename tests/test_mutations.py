@@ -32,7 +32,7 @@ REDUNDANT: Mapping[tuple[str, str], str] = {
     ("mlp_rows", f"{_BODY} 6"): "a product has met in the middle, after everybody has read what the next piece fetches",
     (
         "mlp_rows",
-        "tk_grid_barrier: block barrier 1",
+        "tk_grid_barrier_wait: block barrier 1",
     ): "one block has just passed the barrier at the end of its last piece",
     ("loop", f"{_BODY} 3"): "what reads the carry does so after the first barrier of the next step",
 }

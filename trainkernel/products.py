@@ -39,6 +39,7 @@ THIN_CHUNK = 32
 # Costs behind the choice of tiles, microseconds, with 256 threads per block; measured on an H200.
 _PIECE_US = 0.8
 _STEP_US = 1.0
+# Those of a tile's depth were measured with one group of threads: a bound of what several take.
 _TILE_MIN_DEPTH_US = 0.018
 _TILE_OUTPUT_US = 7.0e-6
 # Tensor-core tiles: cycles and bytes per cycle of one multiprocessor, and what a piece costs beside its loop.
@@ -78,6 +79,7 @@ _TENSOR_STEP_CYCLES = {
 }
 _TENSOR_START_CYCLES = 100.0
 _TENSOR_ROUND_CYCLES = 60.0
+_MAX_TILE_SUMS = 32
 MAX_PANEL_BYTES = 200 * 1024
 MAX_STAGED_BYTES = 150 * 1024
 MAX_PIPELINE_BYTES = 160 * 1024
@@ -610,6 +612,21 @@ def block_tile_cycles(tile: BlockTile, m: int, n: int, threads: int) -> float:
     step = max(ceil_div(warps, 4) * instructions, shared, _LONE_WARP_CYCLES + _LONE_WARP_FACTOR * instructions)
     merged = 60 + 2 * tile.groups_k * m * n / 32 if tile.groups_k > 1 else 0
     return rounds * tile.depth / 4 * step + merged
+
+
+def tile_groups(plan: ProductPlan, threads: int) -> int:
+    """Groups along the depth among which the threads of a float32 tile share each of its steps."""
+    outputs, depth = plan.tile_m * plan.tile_n, min(plan.chunk, plan.k)
+    uses = []
+    for groups in (1, 2, 4, 8, 16):
+        sums = max(1, outputs * groups // threads)
+        micro_n = min(sums, 4)
+        micro_m = sums // micro_n
+        if groups > 1 and (sums > _MAX_TILE_SUMS or plan.tile_m % micro_m or 4 * groups > plan.tile_k):
+            continue
+        own = ceil_div(ceil_div(depth, groups), 4) * 4
+        uses.append(BlockTile(plan.tile_n // micro_n, plan.tile_m // micro_m, groups, micro_m, micro_n, own))
+    return min(uses, key=lambda use: block_tile_cycles(use, plan.tile_m, plan.tile_n, threads)).groups_k
 
 
 def _tile_cost_us(plan: ProductPlan, target: Target) -> float:

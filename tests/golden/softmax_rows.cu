@@ -3,7 +3,18 @@
 #if defined(__CUDACC_RTC__) || defined(TRAINKERNEL_EMULATOR)
 
 typedef int tk_index;
-#define TK_OFTEN_CALLED __forceinline__
+
+#define TK_GRID_BARRIER_IS __forceinline__
+#define TK_MATRIX_SUMS_IS __forceinline__
+#define TK_RANDOM_BITS_IS __forceinline__
+
+// A function that several tasks call. ptxas 13.0 can leave a memory descriptor that is used after a call
+// undefined (CUDA_ERROR_ILLEGAL_INSTRUCTION), so it gets a copy for each call.
+#if defined(__CUDACC_RTC__) && __CUDACC_VER_MAJOR__ == 13 && __CUDACC_VER_MINOR__ == 0
+#define TK_NOINLINE __forceinline__
+#else
+#define TK_NOINLINE __noinline__
+#endif
 
 // What needs PTX. The emulator's shim has C++ functions of the same names.
 
@@ -231,7 +242,7 @@ __device__ __forceinline__ TkBarrier tk_barrier_init(unsigned char* workspace, u
 }
 
 // False if the wait for a phase timed out: the whole block gets the same answer and must leave the kernel.
-__device__ TK_OFTEN_CALLED bool tk_grid_barrier_wait(unsigned* counter, unsigned phase, unsigned long long timeout_ns, int stage) {
+__device__ TK_GRID_BARRIER_IS bool tk_grid_barrier_wait(unsigned* counter, unsigned phase, unsigned long long timeout_ns, int stage) {
   __syncthreads();
   if (gridDim.x == 1) return true;
   int late = 0;

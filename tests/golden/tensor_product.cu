@@ -3,7 +3,18 @@
 #if defined(__CUDACC_RTC__) || defined(TRAINKERNEL_EMULATOR)
 
 typedef int tk_index;
-#define TK_OFTEN_CALLED __forceinline__
+
+#define TK_GRID_BARRIER_IS __forceinline__
+#define TK_MATRIX_SUMS_IS __forceinline__
+#define TK_RANDOM_BITS_IS __forceinline__
+
+// A function that several tasks call. ptxas 13.0 can leave a memory descriptor that is used after a call
+// undefined (CUDA_ERROR_ILLEGAL_INSTRUCTION), so it gets a copy for each call.
+#if defined(__CUDACC_RTC__) && __CUDACC_VER_MAJOR__ == 13 && __CUDACC_VER_MINOR__ == 0
+#define TK_NOINLINE __forceinline__
+#else
+#define TK_NOINLINE __noinline__
+#endif
 
 // What needs PTX. The emulator's shim has C++ functions of the same names.
 
@@ -231,7 +242,7 @@ __device__ __forceinline__ TkBarrier tk_barrier_init(unsigned char* workspace, u
 }
 
 // False if the wait for a phase timed out: the whole block gets the same answer and must leave the kernel.
-__device__ TK_OFTEN_CALLED bool tk_grid_barrier_wait(unsigned* counter, unsigned phase, unsigned long long timeout_ns, int stage) {
+__device__ TK_GRID_BARRIER_IS bool tk_grid_barrier_wait(unsigned* counter, unsigned phase, unsigned long long timeout_ns, int stage) {
   __syncthreads();
   if (gridDim.x == 1) return true;
   int late = 0;
@@ -416,7 +427,7 @@ template <class T>
 struct TkMatrix {
   const T* base;
   tk_index outer_stride, depth_stride;
-  bool vector;
+  int vector;
 };
 
 template <class T>
@@ -437,10 +448,10 @@ __device__ __forceinline__ void tk_place(int run, int& o, int& k) {
   k = ALONG_K ? run % (TILE_K / GROUP) * GROUP : run / (OUTER / GROUP);
 }
 
-// The epilogue: every sum of the tile that lies inside the result, neighbours along n by neighbours.
-// All values of a batch are computed before any is written, so that their loads overlap; with WHOLE tiles and
-// batches no check stands between them. Results holds what one element stores.
-template <int TILE_M, int TILE_N, int THREADS, int STRIDE, int BATCH, bool WHOLE, class Results, class Compute, class Write>
+// The epilogue: every sum of the tile that lies inside the result, neighbours along n by neighbours; the groups'
+// sums are added in order. All values of a batch are computed before any is written, so that their loads overlap;
+// with WHOLE tiles and batches no check stands between them. Results holds what one element stores.
+template <int TILE_M, int TILE_N, int THREADS, int GROUPS, int STRIDE, int BATCH, bool WHOLE, class Results, class Compute, class Write>
 __device__ __forceinline__ void tk_tile_store(tk_index m0, tk_index n0, tk_index m_end, tk_index n_end, const float* sums,
                                               Compute compute, Write write) {
   static_assert(!WHOLE || TILE_M * TILE_N % (BATCH * THREADS) == 0, "whole batches");
@@ -451,8 +462,13 @@ __device__ __forceinline__ void tk_tile_store(tk_index m0, tk_index n0, tk_index
     for (int u = 0; u < BATCH; ++u) {
       int e = first + u * THREADS;
       tk_index m = m0 + e / TILE_N, n = n0 + e % TILE_N;
-      if (WHOLE || (e < TILE_M * TILE_N && m < m_end && n < n_end))
-        compute(m, n, sums[e / TILE_N * STRIDE + e % TILE_N], results[u]);
+      if (WHOLE || (e < TILE_M * TILE_N && m < m_end && n < n_end)) {
+        const float* own = sums + e / TILE_N * STRIDE + e % TILE_N;
+        float total = *own;
+#pragma unroll
+        for (int group = 1; group < GROUPS; ++group) total = __fadd_rn(total, own[group * TILE_M * STRIDE]);
+        compute(m, n, total, results[u]);
+      }
     }
 #pragma unroll
     for (int u = 0; u < BATCH; ++u) {
@@ -802,7 +818,7 @@ __device__ __forceinline__ void task_0_h(const TkParams& p, int piece, unsigned 
   auto write = [&](tk_index m, tk_index n, const float (&results)[1]) {
     tk_store(w_h[m * 70 + n], results[0]);
   };
-  tk_tile_store<16, 16, 256, 20, 1, false, float[1]>(m0, n0, 40, 70, sums, compute, write);
+  tk_tile_store<16, 16, 256, 1, 20, 1, false, float[1]>(m0, n0, 40, 70, sums, compute, write);
   __syncthreads();  // the sums have been read: the next piece takes their place
 }
 
@@ -843,7 +859,7 @@ __device__ __forceinline__ void task_2_out(const TkParams& p, int piece, unsigne
   auto write = [&](tk_index m, tk_index n, const float (&results)[1]) {
     w_out[m * 50 + n] = results[0];
   };
-  tk_tile_store<16, 16, 256, 20, 1, false, float[1]>(m0, n0, 40, 50, sums, compute, write);
+  tk_tile_store<16, 16, 256, 1, 20, 1, false, float[1]>(m0, n0, 40, 50, sums, compute, write);
   __syncthreads();  // the sums have been read: the next piece takes their place
 }
 

@@ -101,7 +101,7 @@ class SharedFunction:
             return leader.text(ids[0], stages[0])
         fields = [f"{leader.pointers[place].kind} {leader.pointers[place].name};" for place in self.different]
         fields += [f"int {_size(number)};" for number in range(len(self.values[0]))]
-        inline = "__forceinline__" if len(set(stages)) == 1 else "__noinline__"
+        inline = "__forceinline__" if len(set(stages)) == 1 else "TK_NOINLINE"
         head = f"__device__ {inline} void {self.name(ids[0])}({leader.parameters}, {struct_name(ids[0])} task)"
         titles = [function.title(*where) for function, *where in zip(self.functions, ids, stages, strict=True)]
         lines = [

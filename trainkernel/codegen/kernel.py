@@ -26,7 +26,7 @@ RESERVED_SHARED_BYTES = 1024
 MAX_INLINE_CALLS = {"tk_grid_barrier": 8, "tk_matrix_sums": 4, "tk_random_bits": 4}
 """Calls up to which a function of the prelude is inlined; in a kernel with more it is compiled once."""
 MAX_SHARED_SUMS = 32
-"""Sums of a thread up to which a tensor-core tile leaves registers to a second block."""
+"""Sums of a thread up to which tiles leave registers to a second block."""
 _INDEX_LIMIT = 2**31 - 2**16
 _TEMPLATES = (
     "ptx",
@@ -452,15 +452,15 @@ def _default_blocks_per_sm(max_work_blocks: int, schedule: Schedule) -> int:
 def _compiled_for_blocks(schedule: Schedule, blocks_per_sm: int, shared_bytes: int) -> int:
     """Blocks per SM for which the compiler is to leave registers.
 
-    Tensor-core tiles leave it to a second block to work while one waits; the compiler would rather take
-    more registers than two blocks have.
+    Tiles leave it to a second block to work while one waits; the compiler would rather take more registers
+    than two blocks have.
     """
     target, threads = schedule.target, schedule.options.threads
     tiles = [
         task.plan.tile_m * task.plan.tile_n
         for stage in _all_stages(schedule)
         for task in stage.tasks
-        if isinstance(task.plan, ProductPlan) and task.plan.path == "tensor"
+        if isinstance(task.plan, ProductPlan) and task.plan.path in ("tile", "tensor")
     ]
     fit = 2 * (shared_bytes + RESERVED_SHARED_BYTES) <= target.shared_bytes_per_sm and threads <= 256
     return 2 if tiles and fit and blocks_per_sm > 1 and max(tiles) <= MAX_SHARED_SUMS * threads else 1
@@ -511,7 +511,7 @@ def _inlining(texts: list[str]) -> list[str]:
     lines = []
     for name, limit in MAX_INLINE_CALLS.items():
         calls = sum(len(re.findall(rf"\b{name}[<(]", text)) for text in texts)
-        lines.append(f"#define {name.upper()}_IS {'__forceinline__' if calls <= limit else '__noinline__'}")
+        lines.append(f"#define {name.upper()}_IS {'__forceinline__' if calls <= limit else 'TK_NOINLINE'}")
     return lines
 
 

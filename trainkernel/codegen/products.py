@@ -17,7 +17,7 @@ from trainkernel.codegen.values import ValueScope
 from trainkernel.indexing import ZERO, Index, Variable, delinearize, linearize, variable
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.ops import literal
-from trainkernel.products import GROUPED_ROWS, PANEL_PAD, ProductPlan, ceil_div, pipeline_stages
+from trainkernel.products import GROUPED_ROWS, PANEL_PAD, ProductPlan, ceil_div, pipeline_stages, tile_groups
 from trainkernel.shared import epilogue_cost, is_streamed
 
 _LARGE_TILE = 4096
@@ -216,13 +216,15 @@ class ProductBody(TaskBody):
         skew = self._skew(plan)
         tile = [str(size) for size in (plan.tile_m, plan.tile_n, plan.tile_k)]
         if tensor:
-            tile = [_FORMATS[self._operands(root)[1].dtype], *tile, str(self._stages(plan))]
-        sizes = ", ".join([*tile, str(self.threads), str(skew), flag(along_a), flag(along_b)])
+            tile = [_FORMATS[self._operands(root)[1].dtype], *tile, str(self._stages(plan)), str(self.threads)]
+        else:
+            tile += [str(self.threads), str(tile_groups(plan, self.threads))]
+        sizes = ", ".join([*tile, str(skew), flag(along_a), flag(along_b)])
         bounds = f"m0, n0, {plan.m}, {plan.n}, {self._begin}, {self._end}, {shared}"
         lines.append(f"const float* sums = {name}<{sizes}>({bounds}, {operands[0]}, {operands[1]});")
         coordinates, element = self._tile_place(plan, root, batch)
         lines += self._tile_store(plan, root, coordinates, element, plan.tile_n + (4 if tensor else skew))
-        if tensor and plan.num_pieces > 1:
+        if plan.num_pieces > 1:
             lines.append("__syncthreads();  // the sums have been read: the next piece takes their place")
         return lines
 
@@ -236,7 +238,8 @@ class ProductBody(TaskBody):
         if outputs > _LARGE_TILE:
             batch = _LARGE_BATCH
         whole = plan.m % plan.tile_m == plan.n % plan.tile_n == outputs % (batch * self.threads) == 0
-        sizes = f"{plan.tile_m}, {plan.tile_n}, {self.threads}, {stride}, {batch}, {flag(whole)}, {results}"
+        groups = 1 if plan.path == "tensor" else tile_groups(plan, self.threads)
+        sizes = f"{plan.tile_m}, {plan.tile_n}, {self.threads}, {groups}, {stride}, {batch}, {flag(whole)}, {results}"
         bounds = f"m0, n0, {plan.m}, {plan.n}, sums"
         return [*lines, f"tk_tile_store<{sizes}>({bounds}, compute, write);"]
 
@@ -308,7 +311,7 @@ class ProductBody(TaskBody):
         return plan.skew_bytes // (2 if plan.path == "tensor" else 4)
 
     def _reserve_tiles(self, plan: ProductPlan, along_a: bool, along_b: bool) -> str:
-        """Reserve shared memory for the steps and the sums, which take a tensor-core product's steps' place."""
+        """Reserve shared memory for the steps and the sums, which take their place."""
         skew = self._skew(plan)
         elements = 0
         for outer, along_k in ((plan.tile_m, along_a), (plan.tile_n, along_b)):
@@ -317,7 +320,8 @@ class ProductBody(TaskBody):
         if plan.path == "tensor":
             self.shared_bytes = max(self._stages(plan) * 2 * elements, 4 * plan.tile_m * (plan.tile_n + 4))
         else:
-            self.shared_bytes = 2 * 4 * elements + 4 * plan.tile_m * (plan.tile_n + skew)
+            sums = tile_groups(plan, self.threads) * plan.tile_m * (plan.tile_n + skew)
+            self.shared_bytes = 4 * max(2 * elements, sums)
         self.needs_free_shared = True
         return "(unsigned short*)shared" if plan.path == "tensor" else "(float*)shared"
 

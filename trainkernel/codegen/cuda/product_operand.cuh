@@ -11,7 +11,7 @@ template <class T>
 struct TkMatrix {
   const T* base;
   tk_index outer_stride, depth_stride;
-  bool vector;
+  int vector;
 };
 
 template <class T>
@@ -32,10 +32,10 @@ __device__ __forceinline__ void tk_place(int run, int& o, int& k) {
   k = ALONG_K ? run % (TILE_K / GROUP) * GROUP : run / (OUTER / GROUP);
 }
 
-// The epilogue: every sum of the tile that lies inside the result, neighbours along n by neighbours.
-// All values of a batch are computed before any is written, so that their loads overlap; with WHOLE tiles and
-// batches no check stands between them. Results holds what one element stores.
-template <int TILE_M, int TILE_N, int THREADS, int STRIDE, int BATCH, bool WHOLE, class Results, class Compute, class Write>
+// The epilogue: every sum of the tile that lies inside the result, neighbours along n by neighbours; the groups'
+// sums are added in order. All values of a batch are computed before any is written, so that their loads overlap;
+// with WHOLE tiles and batches no check stands between them. Results holds what one element stores.
+template <int TILE_M, int TILE_N, int THREADS, int GROUPS, int STRIDE, int BATCH, bool WHOLE, class Results, class Compute, class Write>
 __device__ __forceinline__ void tk_tile_store(tk_index m0, tk_index n0, tk_index m_end, tk_index n_end, const float* sums,
                                               Compute compute, Write write) {
   static_assert(!WHOLE || TILE_M * TILE_N % (BATCH * THREADS) == 0, "whole batches");
@@ -46,8 +46,13 @@ __device__ __forceinline__ void tk_tile_store(tk_index m0, tk_index n0, tk_index
     for (int u = 0; u < BATCH; ++u) {
       int e = first + u * THREADS;
       tk_index m = m0 + e / TILE_N, n = n0 + e % TILE_N;
-      if (WHOLE || (e < TILE_M * TILE_N && m < m_end && n < n_end))
-        compute(m, n, sums[e / TILE_N * STRIDE + e % TILE_N], results[u]);
+      if (WHOLE || (e < TILE_M * TILE_N && m < m_end && n < n_end)) {
+        const float* own = sums + e / TILE_N * STRIDE + e % TILE_N;
+        float total = *own;
+#pragma unroll
+        for (int group = 1; group < GROUPS; ++group) total = __fadd_rn(total, own[group * TILE_M * STRIDE]);
+        compute(m, n, total, results[u]);
+      }
     }
 #pragma unroll
     for (int u = 0; u < BATCH; ++u) {

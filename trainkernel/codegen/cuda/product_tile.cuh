@@ -1,14 +1,15 @@
-// A float32 product tile: out[m, n] = sum over k in order of a[m, k] b[k, n], by fused multiply-add.
+// A float32 product tile: out[m, n] = sum over k of a[m, k] b[k, n], by fused multiply-add.
 //
 // One block computes TILE_M x TILE_N outputs in steps of TILE_K. While one step is multiplied, the
 // next is on its way into the other of two shared-memory buffers: plain operands by cp.async, fused
-// ones through registers. A thread owns MICRO_M x MICRO_N sums. The order of the sum is that of k
-// alone, so tile sizes and thread counts do not change a bit. The finished sums go through shared
-// memory to the epilogue, whose stores are then coalesced along n.
+// ones through registers. A thread owns MICRO_M x MICRO_N sums. The threads are GROUPS groups, each of
+// which adds up its part of every step in the order of k; so a thread has more sums, and multiplies a
+// loaded value more often. The groups' sums go through shared memory to the epilogue, which adds them
+// in order and whose stores are coalesced along n.
 
-template <int TILE_M, int TILE_N, int TILE_K, int THREADS, int SKEW, bool A_ALONG_K, bool B_ALONG_K>
+template <int TILE_M, int TILE_N, int TILE_K, int THREADS, int GROUPS, int SKEW, bool A_ALONG_K, bool B_ALONG_K>
 struct TkTile {
-  static constexpr int OUTPUTS = TILE_M * TILE_N >= THREADS ? TILE_M * TILE_N / THREADS : 1;
+  static constexpr int OUTPUTS = TILE_M * TILE_N * GROUPS >= THREADS ? TILE_M * TILE_N * GROUPS / THREADS : 1;
   static constexpr int MICRO_N = OUTPUTS >= 4 ? 4 : OUTPUTS;
   static constexpr int MICRO_M = OUTPUTS / MICRO_N;
   static constexpr int THREADS_M = TILE_M / MICRO_M;
@@ -19,9 +20,10 @@ struct TkTile {
   static constexpr int STRIDE_SUMS = TILE_N + SKEW;
   static constexpr int FLOATS_A = STRIDE_A * (A_ALONG_K ? TILE_M : TILE_K);
   static constexpr int FLOATS_B = STRIDE_B * (B_ALONG_K ? TILE_N : TILE_K);
+  static constexpr int UNROLLED = OUTPUTS >= 32 ? 1 : 2;
   static_assert(MICRO_M * MICRO_N == OUTPUTS && TILE_N % MICRO_N == 0 && TILE_M % MICRO_M == 0, "micro tile");
   static_assert(SKEW % 4 == 0 && TILE_M % 4 == 0 && TILE_N % 4 == 0 && TILE_K % 4 == 0, "128-bit accesses");
-  static_assert(WORKERS <= THREADS, "a thread per micro tile");
+  static_assert(WORKERS * GROUPS <= THREADS, "a thread per micro tile of each group");
 };
 
 // Start one step of a plain operand, in runs of four where every run is whole and aligned, else element
@@ -106,14 +108,16 @@ __device__ __forceinline__ void tk_tile_read(float (&values)[4][COUNT], const fl
   }
 }
 
-// Operands are TkMatrix<float> or functions: a(m, k), b(n, k). Returns where the sums are: m, n at
-// m * STRIDE_SUMS + n.
-template <int TILE_M, int TILE_N, int TILE_K, int THREADS, int SKEW, bool A_ALONG_K, bool B_ALONG_K, class A, class B>
+// Operands are TkMatrix<float> or functions: a(m, k), b(n, k). Returns where the sums are: m, n of a group at
+// m * STRIDE_SUMS + n, the groups TILE_M * STRIDE_SUMS apart. They take the place of the steps: the piece before
+// must have been read.
+template <int TILE_M, int TILE_N, int TILE_K, int THREADS, int GROUPS, int SKEW, bool A_ALONG_K, bool B_ALONG_K, class A, class B>
 __device__ __forceinline__ const float* tk_tile_sums(tk_index m0, tk_index n0, tk_index m_end, tk_index n_end, tk_index k_begin,
                                                      tk_index k_end, float* shared, const A& a, const B& b) {
-  using Tile = TkTile<TILE_M, TILE_N, TILE_K, THREADS, SKEW, A_ALONG_K, B_ALONG_K>;
-  const int thread_m = (int)threadIdx.x / Tile::THREADS_N, thread_n = (int)threadIdx.x % Tile::THREADS_N;
-  const bool works = Tile::WORKERS == THREADS || (int)threadIdx.x < Tile::WORKERS;
+  using Tile = TkTile<TILE_M, TILE_N, TILE_K, THREADS, GROUPS, SKEW, A_ALONG_K, B_ALONG_K>;
+  const int worker = (int)threadIdx.x % Tile::WORKERS, group = (int)threadIdx.x / Tile::WORKERS;
+  const int thread_m = worker / Tile::THREADS_N, thread_n = worker % Tile::THREADS_N;
+  const bool works = Tile::WORKERS * GROUPS == THREADS || group < GROUPS;
   float sums[Tile::MICRO_M][Tile::MICRO_N] = {};
 
   auto fill = [&](tk_index k0, float* step) {
@@ -121,8 +125,6 @@ __device__ __forceinline__ const float* tk_tile_sums(tk_index m0, tk_index n0, t
     tk_tile_fill<TILE_N, TILE_K, THREADS, Tile::STRIDE_B, B_ALONG_K>(step + Tile::FLOATS_A, n0, n_end, k0, k_end, b);
   };
 
-  // The piece before may still read its sums, which nobody writes before the first barrier here.
-  float* finished = shared + 2 * (Tile::FLOATS_A + Tile::FLOATS_B);
   // Step k0: start it, then multiply the step before it, which lies in the other buffer.
   float *started = shared, *arrived = shared + Tile::FLOATS_A + Tile::FLOATS_B;
 #pragma unroll 1
@@ -134,8 +136,9 @@ __device__ __forceinline__ const float* tk_tile_sums(tk_index m0, tk_index n0, t
       __syncthreads();  // the step before has arrived, for every thread
       if (works) {
         const int depth = (int)tk_min(k_end - (k0 - TILE_K), (tk_index)TILE_K);
-#pragma unroll 2
-        for (int k = 0; k < depth; k += 4) {
+        const int own = (depth + 4 * GROUPS - 1) / (4 * GROUPS) * 4, end = tk_min((group + 1) * own, depth);
+#pragma unroll Tile::UNROLLED
+        for (int k = group * own; k < end; k += 4) {
           float rows[4][Tile::MICRO_M], columns[4][Tile::MICRO_N];
           tk_tile_read<Tile::MICRO_M, Tile::THREADS_M, Tile::STRIDE_A, A_ALONG_K>(rows, arrived, thread_m, k);
           tk_tile_read<Tile::MICRO_N, Tile::THREADS_N, Tile::STRIDE_B, B_ALONG_K>(columns, arrived + Tile::FLOATS_A, thread_n, k);
@@ -147,29 +150,31 @@ __device__ __forceinline__ const float* tk_tile_sums(tk_index m0, tk_index n0, t
               for (int j = 0; j < Tile::MICRO_N; ++j) sums[i][j] = __fmaf_rn(rows[u][i], columns[u][j], sums[i][j]);
         }
       }
-      if (k0 + TILE_K < k_end) __syncthreads();  // the step before has been read: the next fill takes its buffer
+      __syncthreads();  // the step before has been read: the next fill, or the sums, take its buffer
     }
     float* swap = started;
     started = arrived;
     arrived = swap;
   }
   if (works) {
+    float* own = shared + group * TILE_M * Tile::STRIDE_SUMS;
 #pragma unroll
     for (int i = 0; i < Tile::MICRO_M; ++i)
 #pragma unroll
       for (int j = 0; j < Tile::MICRO_N; ++j) {
         int m = A_ALONG_K ? thread_m + i * Tile::THREADS_M : thread_m * Tile::MICRO_M + i;
         int n = B_ALONG_K ? thread_n + j * Tile::THREADS_N : thread_n * Tile::MICRO_N + j;
-        finished[m * Tile::STRIDE_SUMS + n] = sums[i][j];
+        own[m * Tile::STRIDE_SUMS + n] = sums[i][j];
       }
   }
   __syncthreads();  // the sums are complete
-  return finished;
+  return shared;
 }
 
 // Of plain operands: no task's own code is in it, so that tasks of the same tile share it.
-template <int TILE_M, int TILE_N, int TILE_K, int THREADS, int SKEW, bool A_ALONG_K, bool B_ALONG_K>
+template <int TILE_M, int TILE_N, int TILE_K, int THREADS, int GROUPS, int SKEW, bool A_ALONG_K, bool B_ALONG_K>
 __device__ TK_MATRIX_SUMS_IS const float* tk_matrix_sums(tk_index m0, tk_index n0, tk_index m_end, tk_index n_end, tk_index k_begin,
-                                                       tk_index k_end, float* shared, TkMatrix<float> a, TkMatrix<float> b) {
-  return tk_tile_sums<TILE_M, TILE_N, TILE_K, THREADS, SKEW, A_ALONG_K, B_ALONG_K>(m0, n0, m_end, n_end, k_begin, k_end, shared, a, b);
+                                                         tk_index k_end, float* shared, TkMatrix<float> a, TkMatrix<float> b) {
+  return tk_tile_sums<TILE_M, TILE_N, TILE_K, THREADS, GROUPS, SKEW, A_ALONG_K, B_ALONG_K>(m0, n0, m_end, n_end, k_begin, k_end,
+                                                                                           shared, a, b);
 }

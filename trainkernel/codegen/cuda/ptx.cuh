@@ -1,3 +1,11 @@
+// A function that several tasks call. ptxas 13.0 can leave a memory descriptor that is used after a call
+// undefined (CUDA_ERROR_ILLEGAL_INSTRUCTION), so it gets a copy for each call.
+#if defined(__CUDACC_RTC__) && __CUDACC_VER_MAJOR__ == 13 && __CUDACC_VER_MINOR__ == 0
+#define TK_NOINLINE __forceinline__
+#else
+#define TK_NOINLINE __noinline__
+#endif
+
 // What needs PTX. The emulator's shim has C++ functions of the same names.
 
 #if defined(__CUDACC_RTC__)

@@ -1,0 +1,54 @@
+"""Float32 tiles of products on the whole grid: how a block's threads share them."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from harness import check
+
+from trainkernel import ProgramBuilder
+from trainkernel.codegen import generate
+from trainkernel.products import ProductPlan, tile_groups
+
+TILES = [(32, 64, 40), (33, 70, 100), (64, 64, 17), (20, 9, 129), (70, 33, 64), (16, 32, 9)]
+"""Rows, columns and depth: whole and ragged tiles, depths that end inside of a step and of a group's part of it."""
+
+
+@pytest.mark.parametrize("threads", [128, 256, 512, 1024])
+@pytest.mark.parametrize("layout", ["nn", "tn", "nt", "tt"])
+def test_groups_of_threads_share_the_depth_of_a_tile(threads: int, layout: str) -> None:
+    """Each group adds up its part of every step; fused operands take the same way to the same bits."""
+    rng = np.random.default_rng(threads)
+    options = {"region_pieces": 0, "gemm_k_tile": 32, "threads_per_block": threads}
+    chosen = set()
+    for m, n, k in TILES:
+        b = ProgramBuilder()
+        x = b.input("x", (m, k) if layout[0] == "n" else (k, m))
+        w = b.input("w", (k, n) if layout[1] == "n" else (n, k))
+        left, right = x if layout[0] == "n" else x.T, w if layout[1] == "n" else w.T
+        plain = b.op("tanh", b.op("mm", left, right))
+        fused = b.op("mm", b.op("neg", left), right)
+        program = b.build([plain, fused])
+        plans = [task.plan for task in generate(program, **options).schedule.tasks]
+        chosen |= {
+            tile_groups(plan, threads) for plan in plans if isinstance(plan, ProductPlan) and plan.path == "tile"
+        }
+        inputs = [rng.standard_normal(spec.shape).astype(np.float32) for spec in program.inputs]
+        check(program, inputs, num_blocks=2, order=1, **options)
+    assert max(chosen) > 1
+
+
+@pytest.mark.parametrize("threads", [128, 256, 512, 1024])
+def test_groups_give_every_sum_to_one_thread(threads: int) -> None:
+    for tile_m, tile_n in itertools.product((16, 32, 64), (8, 32, 64)):
+        if tile_m * tile_n < threads and tile_n > 8:
+            continue
+        for depth in (1, 9, 64, 1000):
+            plan = ProductPlan("tile", 256, 256, depth, tile_m, tile_n, 64, 1, depth)
+            groups = tile_groups(plan, threads)
+            sums = max(1, tile_m * tile_n * groups // threads)
+            micro_m = sums // min(sums, 4)
+            workers = tile_m // micro_m * (tile_n // min(sums, 4))
+            assert workers * groups <= threads and tile_m % micro_m == 0 and sums <= max(32, tile_m * tile_n // threads)
