@@ -43,3 +43,18 @@ def test_a_tree_without_leaves_needs_an_initial_value() -> None:
     assert tree.reduce(operator.add, {}, 0) == 0
     with pytest.raises(TypeError, match="initial value"):
         tree.reduce(operator.add, {})
+
+
+def test_what_counts_as_a_leaf_may_be_said() -> None:
+    given = {"layer": (2, 3), "rest": [Pair(4, 5)]}
+    is_pair = {"is_leaf": lambda node: isinstance(node, tuple)}
+    assert tree.leaves(given, **is_pair) == [(2, 3), Pair(4, 5)]
+    assert tree.structure(given, **is_pair) == tree.structure({"layer": 0, "rest": [0]})
+    assert tree.map(lambda size, name: (*size, name), given, {"layer": "a", "rest": [["b"]]}, **is_pair) == {
+        "layer": (2, 3, "a"),
+        "rest": [(4, 5, ["b"])],
+    }
+    with pytest.raises(ValueError, match="tree 1 has the structure"):
+        tree.map(lambda *leaves: leaves, given, {"layer": "a"}, **is_pair)
+    assert tree.all({"a": True, "b": (1, None)}) and not tree.all([1, [0]])
+    assert not tree.all([()], is_leaf=lambda node: node == ())

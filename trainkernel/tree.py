@@ -6,6 +6,8 @@ an instance of it is met.
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 import dataclasses
 import functools
 import threading
@@ -22,10 +24,16 @@ Tree = Any
 TreeDef = optree.PyTreeSpec
 
 
-def flatten(tree: Tree) -> tuple[list[Any], TreeDef]:
-    """The leaves of a tree in order (dicts by sorted key) and its structure."""
+IsLeaf = Callable[[Any], bool] | None
+
+
+def flatten(tree: Tree, is_leaf: IsLeaf = None) -> tuple[list[Any], TreeDef]:
+    """The leaves of a tree in order (dicts by sorted key) and its structure.
+
+    ``is_leaf`` says of each node whether it counts as a leaf, here and below.
+    """
     while True:
-        leaves, treedef = optree.tree_flatten(tree, namespace=_NAMESPACE)
+        leaves, treedef = optree.tree_flatten(tree, is_leaf, namespace=_NAMESPACE)
         if not _register_dataclasses(leaves):
             return leaves, treedef
 
@@ -35,14 +43,19 @@ def unflatten(treedef: TreeDef, leaves: Iterable[Any]) -> Tree:
     return optree.tree_unflatten(treedef, leaves)
 
 
-def leaves(tree: Tree) -> list[Any]:
+def leaves(tree: Tree, is_leaf: IsLeaf = None) -> list[Any]:
     """The leaves of a tree in order."""
-    return flatten(tree)[0]
+    return flatten(tree, is_leaf)[0]
 
 
-def structure(tree: Tree) -> TreeDef:
+def structure(tree: Tree, is_leaf: IsLeaf = None) -> TreeDef:
     """The structure of a tree, which ``unflatten`` fills with leaves."""
-    return flatten(tree)[1]
+    return flatten(tree, is_leaf)[1]
+
+
+def all(tree: Tree, *, is_leaf: IsLeaf = None) -> bool:
+    """Whether every leaf of a tree is true."""
+    return builtins.all(leaves(tree, is_leaf))
 
 
 def reduce(function: Callable[[Any, Any], Any], tree: Tree, *initial: Any) -> Any:
@@ -56,18 +69,23 @@ def paths(tree: Tree) -> list[str]:
     return [accessor.codify("") for accessor in optree.tree_accessors(tree, namespace=_NAMESPACE)]
 
 
-def map(function: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
+def map(function: Callable[..., Any], tree: Tree, *rest: Tree, is_leaf: IsLeaf = None) -> Tree:
     """``function`` of the corresponding leaves of trees of the same structure.
+
+    What ``is_leaf`` makes a leaf of the first tree is one in the others too.
 
     Raises
     ------
     ValueError
         If the structures differ.
     """
-    first, treedef = flatten(tree)
+    first, treedef = flatten(tree, is_leaf)
     columns = [first]
     for position, other in enumerate(rest):
-        values, found = flatten(other)
+        values, found = flatten(other, is_leaf)
+        if is_leaf is not None:
+            with contextlib.suppress(ValueError):
+                values, found = treedef.flatten_up_to(other), treedef
         if found != treedef:
             raise ValueError(f"tree {position + 1} has the structure {found}, not that of the first, {treedef}")
         columns.append(values)
