@@ -41,6 +41,7 @@ ACTIVATIONS = tuple(
     for name in [
         "relu",
         "relu6",
+        "identity",
         "leaky_relu",
         "elu",
         "selu",

@@ -27,7 +27,7 @@ Axes = Any
 
 __all__ = [
     "avg_pool", "celu", "conv_general_dilated", "dot_product_attention", "elu", "gelu", "glu", "hard_sigmoid",
-    "hard_silu", "hard_swish", "hard_tanh", "initializers", "layer_norm", "leaky_relu", "log_sigmoid",
+    "hard_silu", "hard_swish", "hard_tanh", "identity", "initializers", "layer_norm", "leaky_relu", "log_sigmoid",
     "log_softmax", "logmeanexp",
     "logsumexp", "max_pool", "mish", "one_hot", "relu", "relu6", "rms_norm", "selu", "sigmoid", "silu", "soft_sign",
     "softmax", "softplus", "sparse_plus", "squareplus", "standardize", "swish", "tanh",
@@ -66,6 +66,11 @@ silu = _smooth("silu", lambda x: b.mul(x, b.sigmoid(x)), "``x * sigmoid(x)``.")
 swish = silu
 soft_sign = _smooth("soft_sign", lambda x: b.div(x, b.add(b.abs(x), 1.0)), "``x / (|x| + 1)``.")
 mish = _smooth("mish", lambda x: b.mul(x, b.tanh(b.softplus(x))), "``x * tanh(softplus(x))``.")
+
+
+def identity(x: Value) -> Value:
+    """``x`` itself."""
+    return b.as_array(x)
 
 
 def hard_tanh(x: Value) -> Value:
