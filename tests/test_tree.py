@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from typing import Any, NamedTuple
 
@@ -58,3 +59,19 @@ def test_what_counts_as_a_leaf_may_be_said() -> None:
         tree.map(lambda *leaves: leaves, given, {"layer": "a"}, **is_pair)
     assert tree.all({"a": True, "b": (1, None)}) and not tree.all([1, [0]])
     assert not tree.all([()], is_leaf=lambda node: node == ())
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    w: Any
+    activation: Any = dataclasses.field(default="tanh", metadata={"static": True})
+    b: Any = 0
+
+
+def test_static_fields_of_a_dataclass_are_part_of_the_structure() -> None:
+    given = Layer(2, "relu", 3)
+    assert tree.leaves(given) == [2, 3] and tree.paths(given) == [".w", ".b"]
+    assert tree.map(lambda leaf: -leaf, given) == Layer(-2, "relu", -3)
+    with pytest.raises(TypeError, match="unhashable type: 'list'"):
+        tree.leaves(Layer(2, ["relu"]))
+    assert tree.structure(Layer(0, 1)) == tree.structure(Layer(1, 1)) != tree.structure(Layer(0, True))

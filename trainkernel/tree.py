@@ -1,7 +1,8 @@
 """Trees of arrays: any nesting of dicts, tuples, lists, named tuples, dataclasses and None.
 
 Thin names over optree, in a namespace of our own: a dataclass is registered there the first time
-an instance of it is met.
+an instance of it is met. Its fields with ``metadata={"static": True}``, as in JAX, are no leaves but
+part of the structure, and must be hashable.
 """
 
 from __future__ import annotations
@@ -131,22 +132,32 @@ def _register_dataclasses(values: Sequence[Any]) -> bool:
     classes = {cls for cls in {type(value) for value in values} if dataclasses.is_dataclass(cls)}
     with _registration:
         for cls in classes - _registered:  # another thread may have met it meanwhile
-            names = tuple(field.name for field in dataclasses.fields(cls))
+            fields = dataclasses.fields(cls)
+            names = tuple(field.name for field in fields if not field.metadata.get("static"))
+            static = tuple(field.name for field in fields if field.metadata.get("static"))
             register: Any = optree.register_pytree_node
-            register(cls, _taking_apart(names), _rebuilding(cls, names), namespace=_NAMESPACE)
+            register(cls, _taking_apart(names, static), _rebuilding(cls, names, static), namespace=_NAMESPACE)
             _registered.add(cls)
     return bool(classes)
 
 
-def _taking_apart(names: tuple[str, ...]) -> Callable[[Any], Any]:
-    return lambda value: ([getattr(value, name) for name in names], None, names)
+def _taking_apart(names: Sequence[str], static: Sequence[str]) -> Callable[[Any], Any]:
+    def take_apart(instance: Any) -> Any:
+        values = [getattr(instance, name) for name in static]
+        kept = tuple([(type(value), value) for value in values])  # 1 and True make two structures
+        hash(kept)  # a TypeError for a list, which might change and be the same structure still
+        return [getattr(instance, name) for name in names], kept, names
+
+    return take_apart
 
 
-def _rebuilding(cls: Any, names: Sequence[str]) -> Callable[[Any, Iterable[Any]], Any]:
+def _rebuilding(cls: Any, names: Sequence[str], static: Sequence[str]) -> Callable[[Any, Iterable[Any]], Any]:
     """Makes an instance with these fields, without running ``__init__``: it may check or convert."""
 
-    def rebuild(_: Any, children: Iterable[Any]) -> Any:
+    def rebuild(kept: Any, children: Iterable[Any]) -> Any:
         instance = object.__new__(cls)
+        for name, (_, value) in zip(static, kept, strict=True):
+            object.__setattr__(instance, name, value)
         for name, child in zip(names, children, strict=True):
             object.__setattr__(instance, name, child)
         return instance
