@@ -57,10 +57,10 @@ def main(steps=2000, size=128, device=None):
     _, (values, norms) = run(
         init(size, optimizer), images, random.key(1), np.arange(steps, dtype=np.int32), optimizer=optimizer
     )
-    curve = np.asarray(values).tolist()
-    for number in range(0, steps, max(steps // 10, 1)):
-        print(f"step {number:5}  loss {curve[number]:.5f}  gradient norm {np.asarray(norms)[number]:.3f}")
-    print(f"step {steps:5}  loss {curve[-1]:.5f}")
+    curve, norms = np.asarray(values).tolist(), np.asarray(norms)
+    for number in range(steps):
+        if number % max(steps // 10, 1) == 0 or number == steps - 1:
+            print(f"step {number + 1:5}  loss {curve[number]:.5f}  gradient norm {norms[number]:.3f}")
     return curve
 
 

@@ -210,7 +210,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "the tangents have the structure",
     ),
     "primals": (lambda: tk.jvp(lambda x: x, X, X), "the primals of jvp are a tuple or a list, got ndarray"),
-    "cotangent": (lambda: tk.vjp(b.exp, X)[1](np.ones(3)), "has shape [3], the result [3, 4]"),
+    "cotangent": (lambda: tk.vjp(b.exp, X)[1](np.ones(3)), "a cotangent has shape [3], the result [3, 4]"),
+    "tangent": (lambda: tk.jvp(b.exp, (X,), (X[0],)), "a tangent has shape [4], the primal [3, 4]"),
 }
 
 

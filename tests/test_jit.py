@@ -230,6 +230,25 @@ def test_methods_are_functions_too() -> None:
     np.testing.assert_array_equal(Model().apply(X), X * 3)
 
 
+def test_negative_positions_count_from_the_last_argument() -> None:
+    w = X.copy()
+    got = reference(lambda x, w: x + w, donate_argnums=-1)(X, w)
+    assert got is w
+    np.testing.assert_array_equal(w, 2 * X)
+    assert reference(lambda x, name, *, scale: x, static_argnums=-1)(X, "name", scale=1.0).shape == X.shape
+    with pytest.raises(tk.TraceError, match="names argument -3; the function takes 2"):
+        reference(lambda x, w: x, static_argnums=-3)
+
+
+def test_a_description_stands_for_an_array_where_none_is_read() -> None:
+    jitted = reference(lambda state, x: (state["w"] + x, state["n"] + 1), donate_argnums=0)
+    state = {"w": tk.ShapeDtypeStruct((3, 4), np.float32), "n": tk.ShapeDtypeStruct((), "int32")}
+    described = jitted.lower(state, tk.ShapeDtypeStruct((4,), "float32"))
+    assert described == jitted.lower({"w": X, "n": np.zeros((), np.int32)}, ROW)
+    with pytest.raises(tk.TraceError, match=r"argument state\['n'\] is ShapeDtypeStruct"):
+        jitted(state, ROW)
+
+
 def test_the_kernel_can_be_looked_at() -> None:
     jitted = reference(lambda x: b.exp(x))
     kernel = jitted.kernel(X)

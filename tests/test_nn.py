@@ -41,6 +41,7 @@ ACTIVATIONS = tuple(
     for name in [
         "relu",
         "relu6",
+        "identity",
         "leaky_relu",
         "elu",
         "selu",
@@ -89,6 +90,14 @@ NN = (
         is_smooth=False,
     ),
     case("logsumexp of an axis", lambda m, x: m.nn.logsumexp(x, axis=1, keepdims=True), X),
+    case("logsumexp with factors", lambda m, x, f: m.nn.logsumexp(x, axis=1, b=m.np.abs(f)), X, X),
+    case(
+        "logsumexp with signs",
+        lambda m, x, f: m.nn.logsumexp(x * 99, b=f, axis=0, keepdims=True, return_sign=True)[0],
+        X,
+        X,
+        atol=1e-4,
+    ),
     case("standardize two axes", lambda m, x: m.nn.standardize(x, axis=(1, 2)), ROWS, atol=1e-5),
     case("one_hot", lambda m, i: m.nn.one_hot(i, 4), Arg(X, "int32", -1, 6), is_smooth=False),
     case(

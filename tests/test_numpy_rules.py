@@ -48,6 +48,18 @@ def test_scalars_and_lists_are_arrays() -> None:
     np.testing.assert_array_equal(tnp.where([True, False], [1, 2], 0), [1, 0])
 
 
+def test_a_list_keeps_its_digits_in_the_dtype_that_is_asked_for() -> None:
+    assert tnp.array([2**40, -1], dtype="int64").tolist() == [2**40, -1]
+    assert tnp.asarray([[2**40]], np.float32).tolist() == [[2.0**40]]
+    assert tnp.array([0.1], np.float64)[0] == 0.1
+    assert tnp.array([2**32 - 1], "uint32")[0] == 2**32 - 1
+    for dtype, number in ((None, 2**31), ("uint8", -1), ("int32", -(2**31) - 1)):
+        with pytest.raises(TraceError, match=f"a list of numbers holds {number}, which is not a number of"):
+            tnp.array([0, number], dtype)
+    with pytest.raises(TraceError, match="holds 2147483648, which is not a number of int32"):
+        tnp.sum([2**31, 1])
+
+
 def test_no_array_is_written_in_place() -> None:
     x = np.ones(3, np.float32)
     functions = {name: getattr(tnp, name) for name in tnp.__all__}
@@ -160,6 +172,7 @@ X34, X3 = np.zeros((3, 4), np.float32), np.zeros(3, np.float32)
         (lambda x, y: tnp.pad(x, 1, mode="mean"), "mode must be"),
         (lambda x, y: tnp.reshape(x, (12,), order="F"), "only order 'C'"),
         (lambda x, y: x.item(), "has no value yet"),
+        (lambda x, y: tnp.max([x[0], y]), "a list of traced arrays: make one array of them"),
         (lambda x, y: tnp.full(y.astype("int32")[0], 0), "must be known when the function is traced"),
     ],
 )

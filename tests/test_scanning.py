@@ -178,6 +178,12 @@ def results_of_two_structures() -> Any:
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "shape": (lambda: tk.scan(lambda c, x: (b.sum(c), None), START, XS), "the carry changes from f32[3] to f32[]"),
     "dtype": (lambda: tk.scan(lambda c, x: (b.cast(c, "int32"), None), START, XS), "from f32[3] to i32[3]"),
+    "leaf": (
+        lambda: tk.scan(
+            lambda c, x: ({"h": c["h"], "n": [c["n"][0] + 0.5]}, None), {"h": START, "n": [np.int32(1)]}, XS
+        ),
+        "the carry's leaf ['n'][0] changes from i32[] to f32[]",
+    ),
     "structure": (lambda: tk.scan(lambda c, x: ((c, c), None), START, XS), "the carry changes its structure"),
     "pair": (lambda: tk.scan(lambda c, x: c, START, XS), "must return (carry, y)"),
     "length": (lambda: tk.scan(step, START, XS, length=4), "length is 4, the xs of the scan have 5"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from typing import Any, NamedTuple
 
@@ -43,3 +44,34 @@ def test_a_tree_without_leaves_needs_an_initial_value() -> None:
     assert tree.reduce(operator.add, {}, 0) == 0
     with pytest.raises(TypeError, match="initial value"):
         tree.reduce(operator.add, {})
+
+
+def test_what_counts_as_a_leaf_may_be_said() -> None:
+    given = {"layer": (2, 3), "rest": [Pair(4, 5)]}
+    is_pair = {"is_leaf": lambda node: isinstance(node, tuple)}
+    assert tree.leaves(given, **is_pair) == [(2, 3), Pair(4, 5)]
+    assert tree.structure(given, **is_pair) == tree.structure({"layer": 0, "rest": [0]})
+    assert tree.map(lambda size, name: (*size, name), given, {"layer": "a", "rest": [["b"]]}, **is_pair) == {
+        "layer": (2, 3, "a"),
+        "rest": [(4, 5, ["b"])],
+    }
+    with pytest.raises(ValueError, match="tree 1 has the structure"):
+        tree.map(lambda *leaves: leaves, given, {"layer": "a"}, **is_pair)
+    assert tree.all({"a": True, "b": (1, None)}) and not tree.all([1, [0]])
+    assert not tree.all([()], is_leaf=lambda node: node == ())
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    w: Any
+    activation: Any = dataclasses.field(default="tanh", metadata={"static": True})
+    b: Any = 0
+
+
+def test_static_fields_of_a_dataclass_are_part_of_the_structure() -> None:
+    given = Layer(2, "relu", 3)
+    assert tree.leaves(given) == [2, 3] and tree.paths(given) == [".w", ".b"]
+    assert tree.map(lambda leaf: -leaf, given) == Layer(-2, "relu", -3)
+    with pytest.raises(TypeError, match="unhashable type: 'list'"):
+        tree.leaves(Layer(2, ["relu"]))
+    assert tree.structure(Layer(0, 1)) == tree.structure(Layer(1, 1)) != tree.structure(Layer(0, True))

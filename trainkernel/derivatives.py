@@ -175,7 +175,7 @@ def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
             raise TraceError(
                 f"cotangents have the structure {treedef}, the result has {traced.structure}{at_user_line()}"
             )
-        values = [_cotangent(c, out) for c, out in zip(given, traced.outputs, strict=True)]
+        values = [_direction(c, out, "cotangent", "result") for c, out in zip(given, traced.outputs, strict=True)]
         return tuple(structure.settle(lambda: traced.pull_back(values)))
 
     value = tree.unflatten(traced.structure, traced.outputs)
@@ -186,10 +186,11 @@ def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     return (value, pull_back, traced_aux) if has_aux else (value, pull_back)
 
 
-def _cotangent(cotangent: Any, out: Any) -> Any:
-    aval, given = aval_of(out), as_value(cotangent)
+def _direction(given: Any, of: Any, kind: str, side: str) -> Any:
+    """The tangent of an argument or the cotangent of a result, in its dtype; None if that is no float's."""
+    aval, given = aval_of(of), as_value(given)
     if not is_scalar(given) and aval_of(given).shape != aval.shape:
-        raise TraceError(f"a cotangent has shape {list(given.shape)}, the result {list(aval.shape)}{at_user_line()}")
+        raise TraceError(f"a {kind} has shape {list(given.shape)}, the {side} {list(aval.shape)}{at_user_line()}")
     if not is_float(aval.dtype):
         return None
     return b.full(aval.shape, given, aval.dtype) if is_scalar(given) else b.cast(given, aval.dtype)
@@ -248,7 +249,7 @@ def _tangent_leaves(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> list
 
 def _pushed(traced: _Traced, tangents: Sequence[Any]) -> Any:
     """The tangents of the results, as a tree like them."""
-    along = [_cotangent(t, p) for t, p in zip(tangents, traced.parameters, strict=True)]
+    along = [_direction(t, p, "tangent", "primal") for t, p in zip(tangents, traced.parameters, strict=True)]
     return tree.unflatten(traced.structure, push_forward(traced.outputs, traced.parameters, along))
 
 

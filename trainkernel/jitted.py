@@ -22,6 +22,7 @@ from trainkernel.compiler import compile
 from trainkernel.dtypes import DTYPES, name_of_numpy
 from trainkernel.errors import OptionError, TraceError
 from trainkernel.ir import Program, ScalarSpec, TensorSpec
+from trainkernel.shape_structs import ShapeDtypeStruct
 from trainkernel.trace import (
     Array,
     Aval,
@@ -284,6 +285,8 @@ class Jitted:
         self._device = device
         self._options = dict(options)
         self._signature = _signature(fun)
+        donate_argnums = _from_the_start(self._signature, donate_argnums)
+        static_argnums = _from_the_start(self._signature, static_argnums)
         _check_names(self._signature, donate_argnames, "donate_argnames")
         _check_names(self._signature, static_argnames, "static_argnames")
         self._donated_names = set(donate_argnames) | set(_named(self._signature, donate_argnums, "donate_argnums"))
@@ -304,8 +307,11 @@ class Jitted:
         return self if instance is None else functools.partial(self, instance)
 
     def lower(self, *args: Any, **kwargs: Any) -> Step:
-        """The traced step for these arguments, with its Program, without compiling it."""
-        call = _Call(self, args, kwargs)
+        """The traced step for these arguments, with its Program, without compiling it.
+
+        A ``ShapeDtypeStruct`` stands for a contiguous array of its shape and dtype.
+        """
+        call = _Call(self, args, kwargs, described=True)
         return trace_step(self._fun, call.rebuild, call.specs)
 
     def kernel(self, *args: Any, **kwargs: Any) -> Any:
@@ -355,6 +361,14 @@ def _named(signature: inspect.Signature | None, positions: Iterable[int], what: 
             yield names[position].name
 
 
+def _from_the_start(signature: inspect.Signature | None, positions: Iterable[int]) -> tuple[int, ...]:
+    """Positions without those that count from the end, where it is known how many arguments there are."""
+    kinds = [] if signature is None else [p.kind for p in signature.parameters.values()]
+    fixed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    count = 0 if inspect.Parameter.VAR_POSITIONAL in kinds else len([kind for kind in kinds if kind in fixed])
+    return tuple([position + count if -count <= position < 0 else position for position in positions])
+
+
 def _check_names(signature: inspect.Signature | None, given: Iterable[str], what: str) -> None:
     if signature is None or any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
         return
@@ -368,9 +382,10 @@ class _Call:
     """One call's arguments, taken apart: leaves, what is known of each, and how to put them together again.
 
     ``key`` is all that a later call of the same signature costs; names are made when it is traced.
+    With ``described`` a ShapeDtypeStruct may stand for an array, since none is read.
     """
 
-    def __init__(self, jitted: Jitted, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def __init__(self, jitted: Jitted, args: Sequence[Any], kwargs: Mapping[str, Any], described: bool = False) -> None:
         self._jitted = jitted
         self._static: list[tuple[int | str, Any]] = []
         self._dynamic: dict[int | str, Any] = {}
@@ -382,6 +397,8 @@ class _Call:
             else:
                 self._dynamic[place] = value
         self.leaves, self._treedef = tree.flatten(tuple(self._dynamic.values()))
+        if described:
+            self.leaves = [_undescribed(leaf) for leaf in self.leaves]
         self.leaves = [leaf if isinstance(leaf, np.ndarray) else _as_leaf(leaf, self) for leaf in self.leaves]
         self._facts = tuple([_facts(leaf) for leaf in self.leaves])
         for _, value in self._static:
@@ -432,6 +449,11 @@ def _exactly(value: Any) -> Any:
         kept = map(_exactly, value)
         return type(value), tuple(kept) if isinstance(value, tuple) else frozenset(kept)
     return type(value), repr(value) if isinstance(value, (float, np.floating)) else value
+
+
+def _undescribed(leaf: Any) -> Any:
+    """An array for a description of one: of its memory nothing is touched."""
+    return np.empty(leaf.shape, leaf.dtype) if isinstance(leaf, ShapeDtypeStruct) else leaf
 
 
 def _as_leaf(value: Any, call: _Call) -> Any:

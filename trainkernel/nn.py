@@ -17,6 +17,7 @@ from trainkernel.custom_rules import custom_vjp
 from trainkernel.errors import TraceError
 from trainkernel.numpy.axes import as_int, one_axis, some_axes
 from trainkernel.numpy.reductions import kept_shape
+from trainkernel.primitives import stop_gradient, together
 from trainkernel.promotion import inexact
 from trainkernel.trace import at_user_line, aval_of, is_scalar
 from trainkernel.windows import avg_pool, conv_general_dilated, max_pool
@@ -26,7 +27,7 @@ Axes = Any
 
 __all__ = [
     "avg_pool", "celu", "conv_general_dilated", "dot_product_attention", "elu", "gelu", "glu", "hard_sigmoid",
-    "hard_silu", "hard_swish", "hard_tanh", "initializers", "layer_norm", "leaky_relu", "log_sigmoid",
+    "hard_silu", "hard_swish", "hard_tanh", "identity", "initializers", "layer_norm", "leaky_relu", "log_sigmoid",
     "log_softmax", "logmeanexp",
     "logsumexp", "max_pool", "mish", "one_hot", "relu", "relu6", "rms_norm", "selu", "sigmoid", "silu", "soft_sign",
     "softmax", "softplus", "sparse_plus", "squareplus", "standardize", "swish", "tanh",
@@ -65,6 +66,11 @@ silu = _smooth("silu", lambda x: b.mul(x, b.sigmoid(x)), "``x * sigmoid(x)``.")
 swish = silu
 soft_sign = _smooth("soft_sign", lambda x: b.div(x, b.add(b.abs(x), 1.0)), "``x / (|x| + 1)``.")
 mish = _smooth("mish", lambda x: b.mul(x, b.tanh(b.softplus(x))), "``x * tanh(softplus(x))``.")
+
+
+def identity(x: Value) -> Value:
+    """``x`` itself."""
+    return b.as_array(x)
 
 
 def hard_tanh(x: Value) -> Value:
@@ -210,16 +216,32 @@ def logsumexp(
     return_sign: bool = False,
     where: Value | None = None,
 ) -> Value:
-    """``log(sum(exp(a)))`` along axes, without overflow.
+    """``log(sum(b * exp(a)))`` along axes, without overflow.
 
-    Raises
-    ------
-    TraceError
-        With factors ``b`` or ``return_sign``.
+    Parameters
+    ----------
+    a : array
+    axis : int, tuple of ints or None
+    b : array, optional
+        Factors, 1 if left out; where they are 0, ``a`` does not count. A negative sum gives NaN.
+    keepdims : bool
+    return_sign : bool
+        Give ``(log(abs(sum)), sign(sum))`` instead.
+    where : array of bools, optional
+        The elements that count.
     """
-    if b is not None or return_sign:
-        raise TraceError(f"logsumexp has no factors b and no return_sign{at_user_line()}")
-    return _logsumexp(_floating(a), axis, keepdims, where)
+    if b is None and not return_sign:
+        return _logsumexp(_floating(a), axis, keepdims, where)
+    value, factor = together((_floating(a), 1.0 if b is None else b), floating=True)
+    value = tnp.where(factor != 0 if where is None else tnp.logical_and(where, factor != 0), value, -math.inf)
+    axes = some_axes(axis, len(value.shape), "logsumexp")
+    largest = stop_gradient(tnp.max(value, axes, keepdims=True, initial=-math.inf))
+    largest = tnp.where(tnp.isfinite(largest), largest, 0.0)
+    total = tnp.sum(tnp.multiply(factor, tnp.exp(tnp.subtract(value, largest))), axes, keepdims=keepdims)
+    result = tnp.add(tnp.log(tnp.abs(total)), largest if keepdims else tnp.squeeze(largest, axes))
+    if return_sign:
+        return result, tnp.sign(total)
+    return tnp.where(total < 0, math.nan, result)
 
 
 def _logsumexp(value: Value, axis: Axes, keepdims: bool, where: Value | None) -> Value:

@@ -70,7 +70,7 @@ def _scan(f: Callable[..., Any], init: Any, xs: Any, length: Any, reverse: bool,
     def step(values: Sequence[Any], slices: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         nonlocal y_def
         new, y = _results(f, tree.unflatten(carry_def, values), tree.unflatten(x_def, slices))
-        leaves = _carry_leaves(carry_def, new)
+        leaves = _carry_leaves(carry_def, new, values)
         y_leaves, y_def = tree.flatten(y)
         if room is None and y_leaves:
             raise TraceError(
@@ -95,12 +95,13 @@ def _results(f: Callable[..., Any], carry: Any, x: Any) -> tuple[Any, Any]:
     return result
 
 
-def _carry_leaves(carry_def: tree.TreeDef, new: Any) -> list[Any]:
-    """The leaves of a step's carry, which has the structure of the one before."""
+def _carry_leaves(carry_def: tree.TreeDef, new: Any, before: Sequence[Any]) -> list[Any]:
+    """The leaves of a step's carry, which has the structure, shapes and dtypes of the one before."""
     leaves, new_def = tree.flatten(new)
     if new_def != carry_def:
         raise TraceError(f"the carry changes its structure from {carry_def} to {new_def}{at_user_line()}")
-    return [as_value(leaf) for leaf in leaves]
+    names = [f"the carry's leaf {path}" if path else "the carry" for path in tree.paths(new)]
+    return [structure.fit(as_value(leaf), *rest) for leaf, *rest in zip(leaves, before, names, strict=True)]
 
 
 def _length(xs: Sequence[Any], length: Any) -> tuple[int | Array, int | None]:
@@ -156,8 +157,7 @@ def _unrolled(
             slices = [_row(value, position) for value in xs]
             traced = [value if isinstance(value, Array) else alias(value, None) for value in values]
             new, results[position] = _results(f, tree.unflatten(carry_def, traced), tree.unflatten(x_def, slices))
-            after = _carry_leaves(carry_def, new)
-            values = [structure.fit(value, old) for value, old in zip(after, traced, strict=True)]
+            values = _carry_leaves(carry_def, new, traced)
         kinds = [tree.flatten(result)[1] for result in results]
         if any(kind != kinds[0] for kind in kinds):
             found = ", ".join(sorted({str(kind) for kind in kinds}))

@@ -87,14 +87,14 @@ def _array(value: Any) -> Any:
     return b.cast(value, aval_of(value).dtype) if is_scalar(value) else value
 
 
-def fit(new: Any, old: Any) -> Any:
-    """A step's carry in the shape and dtype of the carry before it."""
+def fit(new: Any, old: Any, what: str = "the carry") -> Any:
+    """A step's carry in the shape and dtype of the carry before it; ``what`` is its name in errors."""
     from trainkernel import primitives as b
 
     aval, before = aval_of(new), aval_of(old)
     if aval.shape != before.shape or (aval.dtype != before.dtype and not aval.weak):
         raise TraceError(
-            f"the carry changes from {before} to {aval}: each step must keep its shape and dtype{at_user_line()}"
+            f"{what} changes from {before} to {aval}: each step must keep its shape and dtype{at_user_line()}"
         )
     return b.cast(new, before.dtype)
 

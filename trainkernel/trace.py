@@ -397,14 +397,36 @@ def as_value(value: Any) -> Any:
     return array
 
 
-def from_sequence(value: Sequence[Any]) -> Any:
-    """A nested list of numbers as an array: int32, float32 or bool."""
+def from_sequence(value: Sequence[Any], dtype: str | None = None) -> Any:
+    """A nested list of numbers as an array: int32, float32 or bool, or with all digits that ``dtype`` may need.
+
+    Raises
+    ------
+    TraceError
+        For a list of traced arrays, for anything else that holds no numbers, and for an integer that does not
+        fit int32, or ``dtype`` if that is an integer's.
+    """
+    if any(isinstance(each, Array) for each in value):
+        raise TraceError(
+            f"expected an array or a number, got a {type(value).__name__} of traced arrays: make one array of them "
+            f"with trainkernel.numpy.stack or array{at_user_line()}"
+        )
     array = np.asarray(value)
     if array.dtype.kind == "f" or array.size == 0:
-        return array.astype(np.float32)
+        return array.astype(np.float32 if dtype is None else np.float64)
     if array.dtype.kind in "iu":
-        return array.astype(np.int32)
+        wanted = np.dtype(np.int32) if dtype is None else DTYPES[dtype].numpy
+        _check_fits(array, wanted if wanted.kind in "iu" else np.dtype(np.int64))
+        return array.astype(np.int32 if dtype is None else np.int64)
     return as_value(array)
+
+
+def _check_fits(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:
+    """Refuse integers that would wrap around."""
+    bounds = np.iinfo(dtype)
+    for extreme in (int(array.min()), int(array.max())):
+        if not bounds.min <= extreme <= bounds.max:
+            raise TraceError(f"a list of numbers holds {extreme}, which is not a number of {dtype}{at_user_line()}")
 
 
 def aval_of(value: Any) -> Aval:

@@ -1,11 +1,14 @@
 """Trees of arrays: any nesting of dicts, tuples, lists, named tuples, dataclasses and None.
 
 Thin names over optree, in a namespace of our own: a dataclass is registered there the first time
-an instance of it is met.
+an instance of it is met. Its fields with ``metadata={"static": True}``, as in JAX, are no leaves but
+part of the structure, and must be hashable.
 """
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 import dataclasses
 import functools
 import threading
@@ -22,10 +25,16 @@ Tree = Any
 TreeDef = optree.PyTreeSpec
 
 
-def flatten(tree: Tree) -> tuple[list[Any], TreeDef]:
-    """The leaves of a tree in order (dicts by sorted key) and its structure."""
+IsLeaf = Callable[[Any], bool] | None
+
+
+def flatten(tree: Tree, is_leaf: IsLeaf = None) -> tuple[list[Any], TreeDef]:
+    """The leaves of a tree in order (dicts by sorted key) and its structure.
+
+    ``is_leaf`` says of each node whether it counts as a leaf, here and below.
+    """
     while True:
-        leaves, treedef = optree.tree_flatten(tree, namespace=_NAMESPACE)
+        leaves, treedef = optree.tree_flatten(tree, is_leaf, namespace=_NAMESPACE)
         if not _register_dataclasses(leaves):
             return leaves, treedef
 
@@ -35,14 +44,19 @@ def unflatten(treedef: TreeDef, leaves: Iterable[Any]) -> Tree:
     return optree.tree_unflatten(treedef, leaves)
 
 
-def leaves(tree: Tree) -> list[Any]:
+def leaves(tree: Tree, is_leaf: IsLeaf = None) -> list[Any]:
     """The leaves of a tree in order."""
-    return flatten(tree)[0]
+    return flatten(tree, is_leaf)[0]
 
 
-def structure(tree: Tree) -> TreeDef:
+def structure(tree: Tree, is_leaf: IsLeaf = None) -> TreeDef:
     """The structure of a tree, which ``unflatten`` fills with leaves."""
-    return flatten(tree)[1]
+    return flatten(tree, is_leaf)[1]
+
+
+def all(tree: Tree, *, is_leaf: IsLeaf = None) -> bool:
+    """Whether every leaf of a tree is true."""
+    return builtins.all(leaves(tree, is_leaf))
 
 
 def reduce(function: Callable[[Any, Any], Any], tree: Tree, *initial: Any) -> Any:
@@ -56,18 +70,23 @@ def paths(tree: Tree) -> list[str]:
     return [accessor.codify("") for accessor in optree.tree_accessors(tree, namespace=_NAMESPACE)]
 
 
-def map(function: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
+def map(function: Callable[..., Any], tree: Tree, *rest: Tree, is_leaf: IsLeaf = None) -> Tree:
     """``function`` of the corresponding leaves of trees of the same structure.
+
+    What ``is_leaf`` makes a leaf of the first tree is one in the others too.
 
     Raises
     ------
     ValueError
         If the structures differ.
     """
-    first, treedef = flatten(tree)
+    first, treedef = flatten(tree, is_leaf)
     columns = [first]
     for position, other in enumerate(rest):
-        values, found = flatten(other)
+        values, found = flatten(other, is_leaf)
+        if is_leaf is not None:
+            with contextlib.suppress(ValueError):
+                values, found = treedef.flatten_up_to(other), treedef
         if found != treedef:
             raise ValueError(f"tree {position + 1} has the structure {found}, not that of the first, {treedef}")
         columns.append(values)
@@ -113,22 +132,32 @@ def _register_dataclasses(values: Sequence[Any]) -> bool:
     classes = {cls for cls in {type(value) for value in values} if dataclasses.is_dataclass(cls)}
     with _registration:
         for cls in classes - _registered:  # another thread may have met it meanwhile
-            names = tuple(field.name for field in dataclasses.fields(cls))
+            fields = dataclasses.fields(cls)
+            names = tuple(field.name for field in fields if not field.metadata.get("static"))
+            static = tuple(field.name for field in fields if field.metadata.get("static"))
             register: Any = optree.register_pytree_node
-            register(cls, _taking_apart(names), _rebuilding(cls, names), namespace=_NAMESPACE)
+            register(cls, _taking_apart(names, static), _rebuilding(cls, names, static), namespace=_NAMESPACE)
             _registered.add(cls)
     return bool(classes)
 
 
-def _taking_apart(names: tuple[str, ...]) -> Callable[[Any], Any]:
-    return lambda value: ([getattr(value, name) for name in names], None, names)
+def _taking_apart(names: Sequence[str], static: Sequence[str]) -> Callable[[Any], Any]:
+    def take_apart(instance: Any) -> Any:
+        values = [getattr(instance, name) for name in static]
+        kept = tuple([(type(value), value) for value in values])  # 1 and True make two structures
+        hash(kept)  # a TypeError for a list, which might change and be the same structure still
+        return [getattr(instance, name) for name in names], kept, names
+
+    return take_apart
 
 
-def _rebuilding(cls: Any, names: Sequence[str]) -> Callable[[Any, Iterable[Any]], Any]:
+def _rebuilding(cls: Any, names: Sequence[str], static: Sequence[str]) -> Callable[[Any, Iterable[Any]], Any]:
     """Makes an instance with these fields, without running ``__init__``: it may check or convert."""
 
-    def rebuild(_: Any, children: Iterable[Any]) -> Any:
+    def rebuild(kept: Any, children: Iterable[Any]) -> Any:
         instance = object.__new__(cls)
+        for name, (_, value) in zip(static, kept, strict=True):
+            object.__setattr__(instance, name, value)
         for name, child in zip(names, children, strict=True):
             object.__setattr__(instance, name, child)
         return instance

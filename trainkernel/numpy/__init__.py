@@ -9,6 +9,7 @@ from __future__ import annotations
 from trainkernel.numpy import (
     angles,
     arithmetic,
+    covariance,
     creation,
     diagonals,
     differences,
@@ -32,6 +33,7 @@ from trainkernel.numpy import (
 from trainkernel.numpy.angles import *  # noqa: F403
 from trainkernel.numpy.arithmetic import *  # noqa: F403
 from trainkernel.numpy.contraction import einsum
+from trainkernel.numpy.covariance import *  # noqa: F403
 from trainkernel.numpy.creation import *  # noqa: F403
 from trainkernel.numpy.diagonals import *  # noqa: F403
 from trainkernel.numpy.differences import *  # noqa: F403
@@ -58,6 +60,7 @@ __all__ = [
     "ndarray",
     *angles.__all__,
     *arithmetic.__all__,
+    *covariance.__all__,
     *creation.__all__,
     *diagonals.__all__,
     *differences.__all__,

@@ -10,7 +10,7 @@ from trainkernel import primitives as b
 from trainkernel.errors import TraceError
 from trainkernel.numpy.axes import as_int, as_shape, one_axis
 from trainkernel.promotion import inexact, is_float, promote
-from trainkernel.trace import Array, as_value, at_user_line, aval_of, is_scalar
+from trainkernel.trace import Array, as_value, at_user_line, aval_of, from_sequence, is_scalar
 
 Value = Any
 
@@ -33,7 +33,12 @@ def array(
 
     An array keeps its dtype, float64 and int64 too; lists of numbers are int32, float32 or bool.
     """
-    value = _stacked(object) if _holds_arrays(object) else _strong(as_value(object), dtype)
+    if _holds_arrays(object):
+        value = _stacked(object)
+    elif isinstance(object, (list, tuple)) and dtype is not None:
+        value = from_sequence(object, b.dtype_name(dtype))
+    else:
+        value = _strong(as_value(object), dtype)
     if dtype is not None:
         value = b.cast(value, dtype)
     if copy and isinstance(value, np.ndarray):

@@ -5,6 +5,9 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trainkernel import primitives as b
 from trainkernel.errors import TraceError
 from trainkernel.numpy.axes import as_int, one_axis
@@ -13,7 +16,9 @@ from trainkernel.trace import at_user_line
 
 Value = Any
 
-__all__ = ["diag", "diagflat", "diagonal", "trace"]
+Indices = tuple[NDArray[np.int32], ...]
+
+__all__ = ["diag", "diag_indices", "diagflat", "diagonal", "trace", "tril_indices", "triu_indices"]
 
 
 def diagonal(a: Value, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value:
@@ -62,3 +67,32 @@ def diagflat(v: Value, k: int = 0) -> Value:
     """The matrix whose ``k``-th diagonal has the elements of an array."""
     x = b.as_array(v)
     return diag(b.reshape(x, (prod(x.shape),)), k)
+
+
+# ---------------------------------------------------------------------------- indices, known when traced
+
+
+def tril_indices(n: int, k: int = 0, m: int | None = None) -> Indices:
+    """The rows and the columns of the elements on and below the ``k``-th diagonal of a matrix ``[n, m]``."""
+    rows, columns = _sizes(n, m, "tril_indices")
+    return _int32(np.tril_indices(rows, as_int(k, "k of tril_indices"), columns))
+
+
+def triu_indices(n: int, k: int = 0, m: int | None = None) -> Indices:
+    """The rows and the columns of the elements on and above the ``k``-th diagonal of a matrix ``[n, m]``."""
+    rows, columns = _sizes(n, m, "triu_indices")
+    return _int32(np.triu_indices(rows, as_int(k, "k of triu_indices"), columns))
+
+
+def diag_indices(n: int, ndim: int = 2) -> Indices:
+    """The indices of the main diagonal of an array of ``ndim`` dims of size ``n``."""
+    return _int32(np.diag_indices(as_int(n, "n of diag_indices"), as_int(ndim, "ndim of diag_indices")))
+
+
+def _sizes(n: int, m: int | None, what: str) -> tuple[int, int]:
+    rows = as_int(n, f"n of {what}")
+    return rows, rows if m is None else as_int(m, f"m of {what}")
+
+
+def _int32(indices: tuple[Any, ...]) -> Indices:
+    return tuple([np.asarray(each, np.int32) for each in indices])

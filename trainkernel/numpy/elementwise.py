@@ -17,10 +17,11 @@ from trainkernel.trace import as_value, at_user_line, aval_of, is_scalar, is_tra
 Value = Any
 
 __all__ = [
-    "abs", "absolute", "acosh", "arccosh", "arcsinh", "arctanh", "asinh", "atanh", "cbrt", "ceil", "clip", "copysign",
-    "cosh", "exp", "exp2", "expm1", "fabs", "fix", "floor", "fmax", "fmin", "heaviside", "hypot", "isfinite", "isinf",
-    "isnan", "isneginf", "isposinf", "log", "log10", "log1p", "log2", "logaddexp", "maximum", "minimum", "nan_to_num",
-    "reciprocal", "rint", "round", "select", "sign", "signbit", "sinh", "sqrt", "square", "tanh", "trunc", "where",
+    "abs", "absolute", "acosh", "arccosh", "arcsinh", "arctanh", "around", "asinh", "atanh", "cbrt", "ceil", "clip",
+    "copysign", "cosh", "exp", "exp2", "expm1", "fabs", "fix", "floor", "fmax", "fmin", "heaviside", "hypot",
+    "isfinite", "isinf", "isnan", "isneginf", "isposinf", "log", "log10", "log1p", "log2", "logaddexp", "maximum",
+    "minimum", "nan_to_num", "reciprocal", "rint", "round", "select", "sign", "signbit", "sinh", "sqrt", "square",
+    "tanh", "trunc", "where",
 ]  # fmt: skip
 
 
@@ -193,6 +194,9 @@ def round(a: Value, decimals: int = 0) -> Value:
         return b.unary(b.round, value)
     factor = 10.0**decimals
     return b.unary(lambda x: b.div(b.round(b.mul(x, factor)), factor), value)
+
+
+around = round
 
 
 # ---------------------------------------------------------------------------- extrema

@@ -125,7 +125,7 @@ def _mask_indices(mask: Value, dims: Shape, shape: Shape) -> list[Value]:
     if isinstance(mask, Array):
         raise TraceError(
             f"the mask {mask.aval} is traced, and how many elements it picks is not known: use where(mask, x, y), or "
-            f"x.at[mask].set(value) with a value for each element{at_user_line()}"
+            f"x.at[mask].set(value) with one value for all of them{at_user_line()}"
         )
     if not mask.shape or tuple(mask.shape) != tuple(dims):
         raise TraceError(f"a mask of shape {list(mask.shape)} does not fit shape {list(shape)}{at_user_line()}")

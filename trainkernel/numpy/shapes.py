@@ -18,10 +18,11 @@ from trainkernel.trace import at_user_line, aval_of
 Value = Any
 
 __all__ = [
-    "array_split", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_arrays", "broadcast_shapes", "broadcast_to",
-    "column_stack", "concat", "concatenate", "dstack", "expand_dims", "flip", "fliplr", "flipud", "hsplit", "hstack",
-    "matrix_transpose", "moveaxis", "ndim", "permute_dims", "ravel", "repeat", "reshape", "roll", "rollaxis", "rot90",
-    "shape", "size", "split", "squeeze", "stack", "swapaxes", "tile", "transpose", "vsplit", "vstack",
+    "append", "array_split", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_arrays", "broadcast_shapes",
+    "broadcast_to", "column_stack", "concat", "concatenate", "dstack", "expand_dims", "flip", "fliplr", "flipud",
+    "hsplit", "hstack", "matrix_transpose", "moveaxis", "ndim", "permute_dims", "ravel", "repeat", "reshape",
+    "roll", "rollaxis", "rot90", "shape", "size", "split", "squeeze", "stack", "swapaxes", "tile", "transpose",
+    "vsplit", "vstack",
 ]  # fmt: skip
 
 
@@ -240,6 +241,11 @@ def concatenate(arrays: Any, axis: int | None = 0, dtype: Any = None) -> Value:
 
 
 concat = concatenate
+
+
+def append(arr: Value, values: Value, axis: int | None = None) -> Value:
+    """Values behind an array along an axis, both flattened without one."""
+    return concatenate([arr, values], axis)
 
 
 def join(parts: Sequence[Value], dim: int) -> Value:
