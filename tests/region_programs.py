@@ -34,6 +34,20 @@ def random_inputs(program: Program) -> list[NDArray[Any]]:
     ]
 
 
+TILES = [(32, 64, 40), (33, 70, 100), (64, 64, 17), (20, 9, 129), (70, 33, 64), (16, 32, 9)]
+"""Rows, columns and depth: whole and ragged tiles, depths that end inside of a step and of a group's part of it."""
+
+
+def plain_and_fused(shape: tuple[int, int, int], layout: str) -> Program:
+    """Two float32 products of plain and of fused operands; ``layout`` says for each whether it is transposed."""
+    m, n, k = shape
+    b = ProgramBuilder()
+    x = b.input("x", (m, k) if layout[0] == "n" else (k, m))
+    w = b.input("w", (k, n) if layout[1] == "n" else (n, k))
+    left, right = x if layout[0] == "n" else x.T, w if layout[1] == "n" else w.T
+    return b.build([b.op("relu", b.op("mm", left, right)), b.op("mm", b.op("neg", left), right)])
+
+
 def product(m: int, n: int, k: int) -> Program:
     """One float32 product."""
     b = ProgramBuilder()

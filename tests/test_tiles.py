@@ -7,13 +7,10 @@ import itertools
 import numpy as np
 import pytest
 from harness import check
+from region_programs import TILES, plain_and_fused
 
-from trainkernel import ProgramBuilder
 from trainkernel.codegen import generate
 from trainkernel.products import ProductPlan, tile_groups
-
-TILES = [(32, 64, 40), (33, 70, 100), (64, 64, 17), (20, 9, 129), (70, 33, 64), (16, 32, 9)]
-"""Rows, columns and depth: whole and ragged tiles, depths that end inside of a step and of a group's part of it."""
 
 
 @pytest.mark.parametrize("threads", [128, 256, 512, 1024])
@@ -23,14 +20,8 @@ def test_groups_of_threads_share_the_depth_of_a_tile(threads: int, layout: str) 
     rng = np.random.default_rng(threads)
     options = {"region_pieces": 0, "gemm_k_tile": 32, "threads_per_block": threads}
     chosen = set()
-    for m, n, k in TILES:
-        b = ProgramBuilder()
-        x = b.input("x", (m, k) if layout[0] == "n" else (k, m))
-        w = b.input("w", (k, n) if layout[1] == "n" else (n, k))
-        left, right = x if layout[0] == "n" else x.T, w if layout[1] == "n" else w.T
-        plain = b.op("tanh", b.op("mm", left, right))
-        fused = b.op("mm", b.op("neg", left), right)
-        program = b.build([plain, fused])
+    for shape in TILES:
+        program = plain_and_fused(shape, layout)
         plans = [task.plan for task in generate(program, **options).schedule.tasks]
         chosen |= {
             tile_groups(plan, threads) for plan in plans if isinstance(plan, ProductPlan) and plan.path == "tile"
