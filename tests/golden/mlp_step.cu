@@ -501,7 +501,7 @@ struct TkTile {
   static constexpr int STRIDE_SUMS = TILE_N + SKEW;
   static constexpr int FLOATS_A = STRIDE_A * (A_ALONG_K ? TILE_M : TILE_K);
   static constexpr int FLOATS_B = STRIDE_B * (B_ALONG_K ? TILE_N : TILE_K);
-  static constexpr int UNROLLED = OUTPUTS >= 32 ? 1 : 2;
+  static constexpr int UNROLLED = OUTPUTS >= 16 ? 1 : 2;
   static_assert(MICRO_M * MICRO_N == OUTPUTS && TILE_N % MICRO_N == 0 && TILE_M % MICRO_M == 0, "micro tile");
   static_assert(SKEW % 4 == 0 && TILE_M % 4 == 0 && TILE_N % 4 == 0 && TILE_K % 4 == 0, "128-bit accesses");
   static_assert(WORKERS * GROUPS <= THREADS, "a thread per micro tile of each group");
