@@ -524,3 +524,32 @@ def test_training_descends() -> None:
     for _ in range(40):
         w, state = run_traced(step, w, state, x, y)
     assert loss(w, x, y) < 0.02 * first
+
+
+# ---------------------------------------------------------------------------- what does not fit
+
+
+def wrong_update(updates: Any, state_of: Any, params: Any) -> Any:
+    opt = optim.chain(optim.clip(1.0), optim.adamw(0.1))
+    return opt.update(updates, opt.init(state_of), params)
+
+
+ONE, TWO = np.ones(2, np.float32), {"w": [np.ones(2, np.float32)], "b": np.zeros(3, np.float32)}
+MISFITS: dict[str, tuple[Callable[[], Any], str]] = {
+    "not called": (lambda: optim.chain(optim.clip(1.0), optim.sgd), r"argument 1 of chain is sgd, .*call it: sgd\("),
+    "a number": (lambda: optim.chain(0.1), "argument 0 of chain is 0.1, a float, and no GradientTransformation"),
+    "updates": (
+        lambda: wrong_update({"w": [ONE]}, TWO, TWO),
+        "not the structure of the parameters: at the root, .*'b'",
+    ),
+    "state": (lambda: wrong_update(TWO, {"w": ONE}, TWO), "do not fit the state of transformation 0 of the chain"),
+    "applied": (lambda: optim.apply_updates(TWO, {**TWO, "w": ONE}), r"at \['w'\], a leaf instead of a list of 1"),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_what_does_not_fit_is_named(name: str) -> None:
+    call, message = MISFITS[name]
+    with pytest.raises(TypeError, match=message) as caught:
+        call()
+    assert isinstance(caught.value, TraceError) and "test_optim.py:" in str(caught.value)
