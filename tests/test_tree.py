@@ -6,8 +6,10 @@ import dataclasses
 import operator
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
+import trainkernel as tk
 from trainkernel import tree
 
 
@@ -93,3 +95,19 @@ def test_a_mismatch_says_which_tree_and_where(name: str) -> None:
     with pytest.raises(tree.TreeMismatchError, match=f"tree 2 has the structure .*: {message}\n  at .*test_tree.py:"):
         tree.map(lambda *leaves: leaves, wanted, wanted, found)
     assert tree.difference(tree.structure(wanted), tree.structure(wanted)) == ""
+
+
+def test_a_tree_as_a_row() -> None:
+    given = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": (np.int32(7), None), "h": np.ones(2, np.float16)}
+    row, unravel = tk.flatten_util.ravel_pytree(given)
+    assert row.dtype == np.float32 and row.tolist() == [7, 1, 1, 0, 1, 2, 3, 4, 5]
+    again = unravel(row * 2)
+    assert again["b"] == (14, None) and again["h"].dtype == np.float16
+    np.testing.assert_array_equal(again["w"], 2 * given["w"])
+    traced = tk.jit(
+        lambda x: tk.flatten_util.ravel_pytree(x)[1](tk.flatten_util.ravel_pytree(x)[0]), device="reference"
+    )
+    np.testing.assert_array_equal(traced(given)["w"], given["w"])
+    with pytest.raises(tk.TraceError, match="needs a row of 9 elements, got f32"):
+        unravel(row[1:])
+    assert tk.flatten_util.ravel_pytree({})[0].shape == (0,)
