@@ -19,9 +19,9 @@ Value = Any
 __all__ = [
     "abs", "absolute", "acosh", "arccosh", "arcsinh", "arctanh", "around", "asinh", "atanh", "cbrt", "ceil", "clip",
     "copysign", "cosh", "exp", "exp2", "expm1", "fabs", "fix", "floor", "fmax", "fmin", "heaviside", "hypot",
-    "isfinite", "isinf", "isnan", "isneginf", "isposinf", "log", "log10", "log1p", "log2", "logaddexp", "logaddexp2", "maximum",
-    "minimum", "nan_to_num", "reciprocal", "rint", "round", "select", "sign", "signbit", "sinh", "sqrt", "square",
-    "tanh", "trunc", "where",
+    "isfinite", "isinf", "isnan", "isneginf", "isposinf", "log", "log10", "log1p", "log2", "logaddexp", "logaddexp2",
+    "maximum", "minimum", "nan_to_num", "reciprocal", "rint", "round", "select", "sign", "signbit", "sinh", "sqrt",
+    "square", "tanh", "trunc", "where",
 ]  # fmt: skip
 
 
