@@ -141,3 +141,12 @@ def test_refusals(name: str) -> None:
     with pytest.raises(tk.TraceError) as caught:
         call()
     assert message in str(caught.value)
+
+
+def test_axis_size() -> None:
+    x = np.arange(3, dtype=np.float32)
+    np.testing.assert_array_equal(tk.vmap(lambda y: y * 2, None, axis_size=4)(x), np.tile(2 * x, (4, 1)))
+    np.testing.assert_array_equal(tk.vmap(lambda y: y * 2, axis_size=3)(x), 2 * x)
+    assert tk.vmap(lambda: x, axis_size=2)().shape == (2, 3)
+    with pytest.raises(tk.TraceError, match=r"vmap needs axis_size 4, got 3 \(of shape \[3\]\)"):
+        tk.vmap(lambda y: y, axis_size=4)(x)

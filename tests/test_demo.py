@@ -181,8 +181,10 @@ def test_the_environment_names_the_device(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_without_a_compiler_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "_emulator_problem", lambda: "no C++ compiler here")
+    monkeypatch.setattr("trainkernel.emulator.compiler.find_compiler", lambda: None)
     _, lines = run(device="reference", steps=2)
     assert "check:  the generated source was not run: no C++ compiler here" in lines
+    assert not any("building the emulator" in line for line in lines)
     with pytest.raises(CompileError, match="no C"):
         run(device="emulator", steps=2)
 

@@ -10,6 +10,7 @@ import pytest
 
 from trainkernel import random
 from trainkernel.errors import TraceError
+from trainkernel.jitted import jit
 from trainkernel.nn import initializers
 
 KEY = random.key(3)
@@ -52,8 +53,28 @@ def test_fans_by_axes() -> None:
 
 
 @pytest.mark.parametrize(
+    ("shape", "axis", "fewer"),
+    [((6, 9), -1, 6), ((9, 6), -1, 6), ((5, 5), -1, 5), ((2, 3, 4), 1, 3), ((3, 4, 2), -1, 2), ((7, 2), 0, 2)],
+)
+def test_orthogonal_vectors(shape: tuple[int, ...], axis: int, fewer: int) -> None:
+    init = initializers.orthogonal(2.0, axis)
+    w = init(KEY, shape)
+    assert w.dtype == np.float32 and w.shape == shape
+    matrix = np.moveaxis(np.asarray(w, np.float64), axis, -1).reshape(-1, shape[axis])
+    product = matrix @ matrix.T if matrix.shape[0] == fewer else matrix.T @ matrix
+    np.testing.assert_allclose(product, 4 * np.eye(fewer), atol=3e-6)
+    np.testing.assert_allclose(jit(lambda key: init(key, shape), device="reference")(KEY), w, atol=1e-6)
+    many = max(matrix.shape)
+    q, r = np.linalg.qr(random.normal(KEY, (fewer, many)).astype(np.float64).T)
+    expected = 2 * q * np.sign(np.diag(r))
+    np.testing.assert_allclose(matrix if matrix.shape[0] == many else matrix.T, expected, atol=3e-5)
+    assert init(KEY, shape, "float64").dtype == np.float64 and init(KEY, shape, "bfloat16").dtype.name == "bfloat16"
+
+
+@pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: initializers.orthogonal()(KEY, (3,)), r"orthogonal needs a shape of at least two dims, got \[3\]"),
         (lambda: initializers.he_normal()(KEY, (3,)), r"at least two dims, got \[3\]"),
         (lambda: initializers.variance_scaling(1.0, "fan", "normal"), "mode must be 'fan_in'.*'fan'"),
     ],

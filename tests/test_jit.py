@@ -309,7 +309,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: reference(lambda w: {"a": w["a"] + 1}, donate_argnums=0)({"a": X.T}),
         "donated argument w['a'] of shape [4, 3] has strides [1, 4], and only a contiguous array is updated in place",
     ),
-    "negative strides": (lambda: reference(lambda x: x + 1)(X[::-1]), "negative strides"),
+    "flipped in place": (
+        lambda: reference(lambda x: x + 1, donate_argnums=0)(X[::-1]),
+        "negative strides (-16, 4), and only an array without them is updated in place; pass np.ascontiguousarray(x)",
+    ),
 }
 
 
@@ -320,6 +323,18 @@ def test_refusals_name_the_users_line(name: str) -> None:
         call()
     assert message in str(caught.value)
     assert "test_jit.py:" in str(caught.value)
+
+
+def test_flipped_arrays_are_copied() -> None:
+    double = reference(lambda x, y: {"sum": x + y, "same": x})
+    for x in (X[::-1], X[:, ::-1], X[::-2, ::-1], X[:0:-1]):
+        found = double(x, 2.0 * X[: len(x)])
+        np.testing.assert_array_equal(found["sum"], x + 2.0 * X[: len(x)])
+        np.testing.assert_array_equal(found["same"], x)
+    again = X.copy()
+    np.testing.assert_array_equal(double(again[::-1], X)["sum"], again[::-1] + X)
+    again += 1  # same signature, other values
+    np.testing.assert_array_equal(double(again[::-1], X)["sum"], again[::-1] + X)
 
 
 def test_inputs_are_named_by_what_one_writes_to_get_them() -> None:

@@ -30,7 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("autodiff", "batching"),
     ("numpy", "random"),
     ("derivatives", "custom_rules", "scanning", "shape_structs"),
-    ("windows", "initializers", "jacobians"),
+    ("windows", "initializers", "jacobians", "flatten_util"),
     ("lax", "nn"),
     ("losses", "optim"),
     ("assemble",),

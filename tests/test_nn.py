@@ -71,6 +71,8 @@ ACTIVATIONS = tuple(
 
 NN = (
     *ACTIVATIONS,
+    case("log1mexp", lambda m, x: m.nn.log1mexp(x), Arg(X, "float32", 0.05, 4)),
+    case("log1mexp far", lambda m, x: m.nn.log1mexp(x), Arg(X, "float32", -1, 90), is_smooth=False),
     case("relu6 above", lambda m, x: m.nn.relu6(x), Arg(X, "float32", 4, 8)),
     case("gelu exact", lambda m, x: m.nn.gelu(x, approximate=False), X),
     case("elu with alpha", lambda m, x: m.nn.elu(x, 0.5), X),

@@ -93,6 +93,39 @@ def lion(g: Any, p: Any, state: dict[str, Any], step: int) -> Any:
     return -LR * (sign + 0.1 * p)
 
 
+def amsgrad(g: Any, p: Any, state: dict[str, Any], step: int) -> Any:
+    m, v = moments(g, state, 0.9, 0.99, step)
+    state["largest"] = np.maximum(state.get("largest", 0), v)
+    return -LR * m / (np.sqrt(state["largest"]) + 1e-8)
+
+
+def adamax(g: Any, p: Any, state: dict[str, Any], step: int) -> Any:
+    state["m"] = 0.9 * state.get("m", 0) + 0.1 * g
+    state["u"] = np.maximum(np.abs(g) + 1e-8, 0.99 * state.get("u", 0))
+    return -LR * state["m"] / (1 - 0.9**step) / state["u"]
+
+
+def adabelief(g: Any, p: Any, state: dict[str, Any], step: int) -> Any:
+    state["m"] = 0.9 * state.get("m", 0) + 0.1 * g
+    state["s"] = 0.99 * state.get("s", 0) + 0.01 * (g - state["m"]) ** 2 + 1e-16
+    return -LR * state["m"] / (1 - 0.9**step) / (np.sqrt(state["s"] / (1 - 0.99**step)) + 1e-16)
+
+
+def radam(g: Any, p: Any, state: dict[str, Any], step: int) -> Any:
+    m, v = moments(g, state, 0.9, 0.99, step)
+    longest = 2 / (1 - 0.99) - 1
+    length = longest - 2 * step * 0.99**step / (1 - 0.99**step)
+    if length < 5:
+        return -LR * m
+    factor = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
+    return -LR * np.sqrt(factor) * m / (np.sqrt(v) + 1e-8)
+
+
+def gathered(g: Any, p: Any, state: dict[str, Any], step: int) -> Any:
+    state["sum"] = state.get("sum", 0) + g
+    return -LR * state.pop("sum") / 3 if step % 3 == 0 else 0 * g
+
+
 RULES: dict[str, tuple[optim.GradientTransformation, Rule]] = {
     "sgd": (optim.sgd(LR), sgd),
     "momentum": (optim.sgd(LR, momentum=0.9), momentum),
@@ -104,6 +137,16 @@ RULES: dict[str, tuple[optim.GradientTransformation, Rule]] = {
     "rmsprop centered": (optim.rmsprop(LR, eps=1e-3, eps_in_sqrt=False, centered=True, momentum=0.5), rmsprop_centered),
     "adagrad": (optim.adagrad(LR), adagrad),
     "lion": (optim.lion(LR, weight_decay=0.1), lion),
+    "amsgrad": (optim.amsgrad(LR, b2=0.99), amsgrad),
+    "adamax": (optim.adamax(LR, b2=0.99), adamax),
+    "adabelief": (optim.adabelief(LR, b2=0.99), adabelief),
+    "radam": (optim.radam(LR, b2=0.99), radam),
+    "zero_nans": (optim.chain(optim.zero_nans(), optim.sgd(LR)), sgd),
+    "apply_if_finite": (optim.apply_if_finite(optim.adam(LR, b2=0.99), 3), adam),
+    "gathered": (
+        optim.MultiSteps(optim.sgd(LR), 3, accumulator_dtype="float64").gradient_transformation(),
+        gathered,
+    ),
 }
 
 
@@ -481,3 +524,32 @@ def test_training_descends() -> None:
     for _ in range(40):
         w, state = run_traced(step, w, state, x, y)
     assert loss(w, x, y) < 0.02 * first
+
+
+# ---------------------------------------------------------------------------- what does not fit
+
+
+def wrong_update(updates: Any, state_of: Any, params: Any) -> Any:
+    opt = optim.chain(optim.clip(1.0), optim.adamw(0.1))
+    return opt.update(updates, opt.init(state_of), params)
+
+
+ONE, TWO = np.ones(2, np.float32), {"w": [np.ones(2, np.float32)], "b": np.zeros(3, np.float32)}
+MISFITS: dict[str, tuple[Callable[[], Any], str]] = {
+    "not called": (lambda: optim.chain(optim.clip(1.0), optim.sgd), r"argument 1 of chain is sgd, .*call it: sgd\("),
+    "a number": (lambda: optim.chain(0.1), "argument 0 of chain is 0.1, a float, and no GradientTransformation"),
+    "updates": (
+        lambda: wrong_update({"w": [ONE]}, TWO, TWO),
+        "not the structure of the parameters: at the root, .*'b'",
+    ),
+    "state": (lambda: wrong_update(TWO, {"w": ONE}, TWO), "do not fit the state of transformation 0 of the chain"),
+    "applied": (lambda: optim.apply_updates(TWO, {**TWO, "w": ONE}), r"at \['w'\], a leaf instead of a list of 1"),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_what_does_not_fit_is_named(name: str) -> None:
+    call, message = MISFITS[name]
+    with pytest.raises(TypeError, match=message) as caught:
+        call()
+    assert isinstance(caught.value, TraceError) and "test_optim.py:" in str(caught.value)

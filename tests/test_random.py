@@ -213,6 +213,7 @@ CONTINUOUS: list[tuple[str, Callable[..., Any], Callable[[Any], Any], float, flo
     ("exponential", random.exponential, lambda x: -np.expm1(-x), 1, 1),
     ("gumbel", random.gumbel, lambda x: np.exp(-np.exp(-x)), np.euler_gamma, math.pi**2 / 6),
     ("laplace", random.laplace, lambda x: np.where(x < 0, np.exp(-np.abs(x)) / 2, 1 - np.exp(-np.abs(x)) / 2), 0, 2),
+    ("logistic", random.logistic, lambda x: 1 / (1 + np.exp(-x)), 0, math.pi**2 / 3),
 ]
 
 
@@ -236,9 +237,24 @@ def test_continuous_distributions(name: str, draw: Any, cdf: Any, mean: float, v
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("draw", [random.normal, random.exponential, random.gumbel, random.laplace])
+@pytest.mark.parametrize(
+    "draw", [random.normal, random.exponential, random.gumbel, random.laplace, random.logistic, random.cauchy]
+)
 def test_short_floats_are_rounded_float32(draw: Any, dtype: Any) -> None:
-    np.testing.assert_array_equal(draw(KEY, 500, dtype), draw(KEY, 500).astype(dtype))
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(draw(KEY, 500, dtype), draw(KEY, 500).astype(dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_cauchy(dtype: str) -> None:
+    x = random.cauchy(KEY, NUM_SAMPLES, dtype)
+    assert x.dtype == np.dtype(dtype) and np.isfinite(x).all()
+    assert distance(x, lambda v: 0.5 + np.arctan(v) / math.pi) < 1.95
+    places = random.units.centred(KEY, (NUM_SAMPLES,), dtype).astype(np.float64)
+    eps = np.finfo(dtype).eps
+    if dtype == "float32":
+        np.testing.assert_allclose(x, np.tan(math.pi / 2 * places), rtol=8 * eps)
+    assert (np.sign(x) == np.sign(places)).all()
 
 
 def test_truncated_normal() -> None:
@@ -436,6 +452,8 @@ USES: dict[str, Callable[..., Any]] = {
     "exponential": lambda key: random.exponential(key, (5,), "bfloat16"),
     "gumbel": lambda key: random.gumbel(key, (5,)),
     "laplace": lambda key: random.laplace(key, (5,)),
+    "logistic": lambda key: random.logistic(key, (5,)),
+    "cauchy": lambda key: random.cauchy(key, (5,)),
     "bernoulli": lambda key: random.bernoulli(key, 0.5, (9,)),
     "rademacher": lambda key: random.rademacher(key, (5,), "float32"),
     "randint": lambda key: random.randint(key, (5,), 0, np.array(7)),

@@ -6,8 +6,10 @@ import dataclasses
 import operator
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
+import trainkernel as tk
 from trainkernel import tree
 
 
@@ -75,3 +77,37 @@ def test_static_fields_of_a_dataclass_are_part_of_the_structure() -> None:
     with pytest.raises(TypeError, match="unhashable type: 'list'"):
         tree.leaves(Layer(2, ["relu"]))
     assert tree.structure(Layer(0, 1)) == tree.structure(Layer(1, 1)) != tree.structure(Layer(0, True))
+
+
+DIFFERENT: dict[str, tuple[Any, Any, str]] = {
+    "kind": ({"a": [1]}, {"a": 1}, r"at \['a'\], a leaf instead of a list of 1"),
+    "length": ({"a": [1, (2, 3)]}, {"a": [1, (2,)]}, r"at \['a'\]\[1\], a tuple of 1 instead of a tuple of 2"),
+    "keys": ([{"w": 1, "b": 2}], [{"w": 1, "c": 2}], r"at \[0\], a dict without 'b' and with 'c'"),
+    "missing key": ({"w": 1, "b": 2}, {"w": 1}, "at the root, a dict without 'b'"),
+    "None": (Pair(1, 2), Pair(1, None), r"at \.b, None instead of a leaf"),
+    "static": ({"m": Layer(1)}, {"m": Layer(1, "relu")}, r"at \['m'\], other static fields"),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_a_mismatch_says_which_tree_and_where(name: str) -> None:
+    wanted, found, message = DIFFERENT[name]
+    with pytest.raises(tree.TreeMismatchError, match=f"tree 2 has the structure .*: {message}\n  at .*test_tree.py:"):
+        tree.map(lambda *leaves: leaves, wanted, wanted, found)
+    assert tree.difference(tree.structure(wanted), tree.structure(wanted)) == ""
+
+
+def test_a_tree_as_a_row() -> None:
+    given = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": (np.int32(7), None), "h": np.ones(2, np.float16)}
+    row, unravel = tk.flatten_util.ravel_pytree(given)
+    assert row.dtype == np.float32 and row.tolist() == [7, 1, 1, 0, 1, 2, 3, 4, 5]
+    again = unravel(row * 2)
+    assert again["b"] == (14, None) and again["h"].dtype == np.float16
+    np.testing.assert_array_equal(again["w"], 2 * given["w"])
+    traced = tk.jit(
+        lambda x: tk.flatten_util.ravel_pytree(x)[1](tk.flatten_util.ravel_pytree(x)[0]), device="reference"
+    )
+    np.testing.assert_array_equal(traced(given)["w"], given["w"])
+    with pytest.raises(tk.TraceError, match="needs a row of 9 elements, got f32"):
+        unravel(row[1:])
+    assert tk.flatten_util.ravel_pytree({})[0].shape == (0,)

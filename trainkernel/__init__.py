@@ -30,7 +30,7 @@ from trainkernel.ir import Loop, Operation, Program, ScalarSpec, TensorSpec, val
 from trainkernel.target import Target
 
 if TYPE_CHECKING:
-    from trainkernel import codegen, emulator, lax, losses, mlp, nn, numpy, optim, random, tree
+    from trainkernel import codegen, emulator, flatten_util, lax, losses, mlp, nn, numpy, optim, random, tree
     from trainkernel.batching import vmap
     from trainkernel.compiler import Kernel, ReferenceWarning, compile
     from trainkernel.custom_rules import checkpoint, custom_jvp, custom_vjp
@@ -79,6 +79,7 @@ __all__ = [
     "custom_vjp",
     "emulator",
     "eval_shape",
+    "flatten_util",
     "fori_loop",
     "grad",
     "hessian",
@@ -133,7 +134,9 @@ _LAZY_ATTRIBUTES = {
     "vmap": "batching",
     "while_loop": "scanning",
 }
-_LAZY_MODULES = frozenset({"codegen", "emulator", "lax", "losses", "mlp", "nn", "numpy", "optim", "random", "tree"})
+_LAZY_MODULES = frozenset(
+    {"codegen", "emulator", "flatten_util", "lax", "losses", "mlp", "nn", "numpy", "optim", "random", "tree"}
+)
 
 
 def __getattr__(name: str) -> Any:

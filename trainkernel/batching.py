@@ -33,7 +33,9 @@ from trainkernel.trace import (
 )
 
 
-def vmap(fun: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callable[..., Any]:
+def vmap(
+    fun: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0, *, axis_size: int | None = None
+) -> Callable[..., Any]:
     """``fun`` over a batch: the meaning of ``jax.vmap``.
 
     Parameters
@@ -42,6 +44,8 @@ def vmap(fun: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callab
     in_axes : int, None, or a tree prefix of the positional arguments
         Where each argument has its batch; None: it is the same for all. Keyword arguments have it in front.
     out_axes : int, None, or a tree prefix of the result
+    axis_size : int, optional
+        The batch size, needed where no argument has a batch.
 
     Raises
     ------
@@ -51,18 +55,23 @@ def vmap(fun: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callab
 
     @functools.wraps(fun)
     def vmapped(*args: Any, **kwargs: Any) -> Any:
-        return structure.settle(lambda: _batch_call_of(fun, args, kwargs, in_axes, out_axes))
+        return structure.settle(lambda: _batch_call_of(fun, args, kwargs, in_axes, out_axes, axis_size))
 
     return vmapped
 
 
 def _batch_call_of(
-    fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], in_axes: Any, out_axes: Any
+    fun: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    in_axes: Any,
+    out_axes: Any,
+    axis_size: int | None,
 ) -> Any:
     leaves, treedef = tree.flatten((args, kwargs))
     axes = _axes_of(_as_tuple(in_axes, len(args)), args, "in_axes") + [0] * len(tree.leaves(kwargs))
     values = structure.as_arrays(leaves)
-    size = _batch_size(values, axes)
+    size = _batch_size(values, axes, axis_size)
     batched: dict[int, Any] = {}
     parameters, arguments = [], []
     with new_trace("vmap") as trace:
@@ -104,13 +113,16 @@ def _axes_of(prefix: Any, values: Any, what: str) -> list[int | None]:
         raise TraceError(f"{error}{at_user_line()}") from None
 
 
-def _batch_size(values: Sequence[Any], axes: Sequence[Any]) -> int:
-    sizes = {}
+def _batch_size(values: Sequence[Any], axes: Sequence[Any], wanted: int | None) -> int:
+    sizes: dict[int, list[int]] = {} if wanted is None else {operator.index(wanted): []}
     for value, axis in zip(values, axes, strict=True):
         if axis is not None:
             if not -len(value.shape) <= axis < len(value.shape):
                 raise TraceError(f"vmap over axis {axis} of an array of shape {list(value.shape)}{at_user_line()}")
-            sizes[value.shape[axis]] = list(value.shape)
+            sizes.setdefault(value.shape[axis], list(value.shape))
+    if wanted is not None and set(sizes) != {wanted}:
+        other = next(size for size in sizes if size != wanted)
+        raise TraceError(f"vmap needs axis_size {wanted}, got {other} (of shape {sizes[other]}){at_user_line()}")
     if len(sizes) != 1:
         found = ", ".join(f"{size} (of shape {shape})" for size, shape in sizes.items()) or "none"
         raise TraceError(f"vmap needs one batch size, got {found}{at_user_line()}")

@@ -272,11 +272,16 @@ def _compile_for(program: Program, arch: str | None, options: Mapping[str, Any],
     return compile(program, device=device, arch=arch, **options)
 
 
+def _counted(count: int, what: str) -> str:
+    """``1 stage``, ``2 stages``."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def describe_counts(generated: Any) -> list[str]:
     """The counts of a generated kernel as lines of text."""
     return [
-        f"{len({task.stage for task in generated.tasks})} stages, {len(generated.tasks)} tasks, "
-        f"{generated.grid_barriers} grid barriers",
+        f"{_counted(len({task.stage for task in generated.tasks}), 'stage')}, "
+        f"{_counted(len(generated.tasks), 'task')}, {_counted(generated.grid_barriers, 'grid barrier')}",
         f"{generated.threads_per_block} threads per block, {generated.shared_bytes:,} bytes of shared memory, "
         f"workspace {generated.workspace_bytes:,} bytes",
         f"{generated.inlined_operations} operations computed where they are used, "

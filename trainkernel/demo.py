@@ -265,13 +265,16 @@ def _open_session(dtype: str, device: str | None, arch: str, say: _Printer) -> _
     step, kernel = jitted.lower(*arguments), jitted.kernel(*arguments)
     cubin, resources = _compiled_for(kernel, arch)
 
+    from trainkernel.emulator import compiler
+
     def on_emulator() -> Trainer:
         say("building the emulated kernel ...")
         emulated = digits_step.compiled_step(dtype, device="emulator", arch=arch)
         emulated(*initial_arguments())  # builds it, so that no timed step does
         return HostTrainer(emulated)
 
-    say("building the emulator (5 to 20 s the first time) ...")
+    if compiler.is_available():
+        say("building the emulator (5 to 20 s the first time) ...")
     missing = _emulator_problem()
     if device == "emulator":
         if missing:

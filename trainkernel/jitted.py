@@ -21,7 +21,7 @@ from trainkernel.assemble import Assembly, find_live
 from trainkernel.compiler import compile
 from trainkernel.dtypes import DTYPES, name_of_numpy
 from trainkernel.errors import OptionError, TraceError
-from trainkernel.ir import Program, ScalarSpec, TensorSpec
+from trainkernel.ir import Program, ScalarSpec, TensorSpec, dense_strides
 from trainkernel.shape_structs import ShapeDtypeStruct
 from trainkernel.trace import (
     Array,
@@ -64,7 +64,8 @@ def jit(
     **options
         Those of ``trainkernel.compile``, but ``inplace_outputs``: donated arguments say that.
 
-    Arrays that the function closes over are constants, as they are when it is traced.
+    Arrays that the function closes over are constants, as they are when it is traced. Host arrays
+    with negative strides, such as ``x[::-1]``, are copied at each call.
 
     Results are arrays of the framework of the arguments. On a GPU, NumPy arguments give
     ``DeviceArray``s, which ``numpy.asarray`` reads.
@@ -250,7 +251,7 @@ def _check_dense(leaf: LeafSpec) -> None:
     if not TensorSpec(leaf.name, leaf.aval.shape, leaf.strides, 0, leaf.aval.dtype).is_dense:
         raise TraceError(
             f"donated argument {leaf.name} of shape {list(leaf.aval.shape)} has strides {list(leaf.strides)}, and only "
-            f"a contiguous array is updated in place; pass a copy of it{at_user_line()}"
+            f"a contiguous array is updated in place; pass np.ascontiguousarray(x){at_user_line()}"
         )
 
 
@@ -323,7 +324,8 @@ class Jitted:
         compiled = self._compiled.get(key)
         if compiled is None:
             step = trace_step(self._fun, call.rebuild, call.specs)
-            compiled = self._compiled[key] = _Compiled(step, self._device, self._options)
+            flipped = [index for index, facts in enumerate(call.facts) if _is_flipped(facts)]
+            compiled = self._compiled[key] = _Compiled(step, self._device, self._options, flipped)
         return compiled
 
     @property
@@ -400,11 +402,11 @@ class _Call:
         if described:
             self.leaves = [_undescribed(leaf) for leaf in self.leaves]
         self.leaves = [leaf if isinstance(leaf, np.ndarray) else _as_leaf(leaf, self) for leaf in self.leaves]
-        self._facts = tuple([_facts(leaf) for leaf in self.leaves])
+        self.facts = tuple([_facts(leaf) for leaf in self.leaves])
         for _, value in self._static:
             _check_hashable(value)
         static = tuple([(place, _exactly(value)) for place, value in self._static])
-        self.key = (self._treedef, tuple(self._dynamic), self._facts, static)
+        self.key = (self._treedef, tuple(self._dynamic), self.facts, static)
 
     def describe(self, value: Any) -> str:
         """The path of a leaf, for messages: ``params['w']``."""
@@ -423,7 +425,7 @@ class _Call:
         donated: list[bool] = []
         for place, value in self._dynamic.items():
             donated += [self._jitted.is_donated(place)] * len(tree.leaves(value))
-        rows = zip(self.leaves, self._facts, self._names(), donated, strict=True)
+        rows = zip(self.leaves, self.facts, self._names(), donated, strict=True)
         return [_leaf_spec(leaf, facts, name, is_donated) for leaf, facts, name, is_donated in rows]
 
     def rebuild(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -493,16 +495,32 @@ def _leaf_spec(leaf: Any, facts: Any, name: str, donated: bool) -> LeafSpec:
         raise TraceError(
             f"argument {name} has dtype {dtype}, which is not supported; known: {', '.join(DTYPES)}{at_user_line()}"
         )
-    if any(step < 0 for step in strides):
-        raise TraceError(f"argument {name} has negative strides {strides}; pass a copy of it{at_user_line()}")
-    return LeafSpec(name, Aval(shape, known), tuple(step // dtype.itemsize for step in strides), False, donated)
+    elements = tuple(step // dtype.itemsize for step in strides)
+    if _is_flipped(facts):
+        if donated or not isinstance(leaf, np.ndarray):
+            what = "updated in place" if donated else "read where it lies"
+            raise TraceError(
+                f"argument {name} has negative strides {strides}, and only an array without them is {what}; "
+                f"pass np.ascontiguousarray(x){at_user_line()}"
+            )
+        elements = dense_strides(shape)  # a call copies it
+    return LeafSpec(name, Aval(shape, known), elements, False, donated)
+
+
+def _is_flipped(facts: Any) -> bool:
+    """Whether an array has a negative stride, as ``x[::-1]``."""
+    return isinstance(facts, tuple) and any(step < 0 for step in facts[2])
 
 
 class _Compiled:
-    """The kernel of one signature, and how its results make up the function's."""
+    """The kernel of one signature, and how its results make up the function's.
 
-    def __init__(self, step: Step, device: str | None, options: Mapping[str, Any]) -> None:
+    ``flipped`` are the leaves whose strides no kernel reads: host arrays, copied at each call.
+    """
+
+    def __init__(self, step: Step, device: str | None, options: Mapping[str, Any], flipped: Sequence[int] = ()) -> None:
         self.step = step
+        self._flipped = tuple(flipped)
         self.kernel = compile(step.program, device=device, inplace_outputs=dict(step.inplace_outputs), **options)
 
         self._captured: Sequence[Any] = self._on_device(step.captured)
@@ -518,6 +536,10 @@ class _Compiled:
         return [device_put(value, index) if isinstance(value, np.ndarray) else value for value in values]
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
+        if self._flipped:
+            leaves = list(leaves)
+            for index in self._flipped:
+                leaves[index] = np.ascontiguousarray(leaves[index])
         leaves = self._on_device(leaves)
         outputs = self.kernel(*leaves, *self._captured)
         results = [

@@ -28,7 +28,7 @@ Axes = Any
 __all__ = [
     "avg_pool", "celu", "conv_general_dilated", "dot_product_attention", "elu", "gelu", "glu", "hard_sigmoid",
     "hard_silu", "hard_swish", "hard_tanh", "identity", "initializers", "layer_norm", "leaky_relu", "log_sigmoid",
-    "log_softmax", "logmeanexp",
+    "log1mexp", "log_softmax", "logmeanexp",
     "logsumexp", "max_pool", "mish", "one_hot", "relu", "relu6", "rms_norm", "selu", "sigmoid", "silu", "soft_sign",
     "softmax", "softplus", "sparse_plus", "squareplus", "standardize", "swish", "tanh",
 ]  # fmt: skip
@@ -62,6 +62,15 @@ sigmoid = _smooth("sigmoid", b.sigmoid, "``1 / (1 + exp(-x))``.")
 softplus = _smooth("softplus", b.softplus, "``log(1 + exp(x))``.")
 tanh = _smooth("tanh", b.tanh, "The hyperbolic tangent.")
 log_sigmoid = _smooth("log_sigmoid", lambda x: b.neg(b.softplus(b.neg(x))), "``log(sigmoid(x))``.")
+
+
+def _log1mexp(x: Value) -> Value:
+    is_small = b.compare(x, math.log(2.0), "lt")
+    small, large = b.where(is_small, x, 1.0), b.where(is_small, 1.0, x)  # each side without the other's infinities
+    return b.where(is_small, b.log(b.neg(b.expm1(b.neg(small)))), b.log1p(b.neg(b.exp(b.neg(large)))))
+
+
+log1mexp = _smooth("log1mexp", _log1mexp, "``log(1 - exp(-x))``, exact near 0 and far from it.")
 silu = _smooth("silu", lambda x: b.mul(x, b.sigmoid(x)), "``x * sigmoid(x)``.")
 swish = silu
 soft_sign = _smooth("soft_sign", lambda x: b.div(x, b.add(b.abs(x), 1.0)), "``x / (|x| + 1)``.")

@@ -17,6 +17,9 @@ from typing import Any
 
 import optree
 
+from trainkernel.errors import TraceError
+from trainkernel.trace import at_user_line
+
 _NAMESPACE = "trainkernel"
 _registered: set[type] = set()
 _registration = threading.Lock()
@@ -70,6 +73,49 @@ def paths(tree: Tree) -> list[str]:
     return [accessor.codify("") for accessor in optree.tree_accessors(tree, namespace=_NAMESPACE)]
 
 
+class TreeMismatchError(TraceError):
+    """Trees that should have one structure have not."""
+
+
+def difference(wanted: TreeDef, found: TreeDef) -> str:
+    """Where two structures first differ, and how: ``at ['w'], a list of 2 instead of a leaf``; empty if they do not."""
+    return _difference(wanted, found, "")
+
+
+def _difference(wanted: TreeDef, found: TreeDef, path: str) -> str:
+    if wanted == found:
+        return ""
+    where = f"at {path}" if path else "at the root"
+    if wanted.type != found.type or wanted.num_children != found.num_children:
+        if wanted.type is found.type is dict:
+            return f"{where}, {_other_keys(wanted.entries(), found.entries())}"
+        return f"{where}, {_kind(found)} instead of {_kind(wanted)}"
+    level = wanted.one_level()
+    assert level is not None  # only a leaf has none, and leaves are alike
+    steps = zip(wanted.children(), found.children(), level.accessors(), strict=True)
+    if list(wanted.entries()) == list(found.entries()):
+        for one, other, accessor in steps:
+            inner = _difference(one, other, path + accessor.codify(""))
+            if inner:
+                return inner
+        return f"{where}, other static fields"
+    return f"{where}, {_other_keys(wanted.entries(), found.entries())}"
+
+
+def _other_keys(wanted: Sequence[Any], found: Sequence[Any]) -> str:
+    missing = [repr(key) for key in wanted if key not in found]
+    surplus = [repr(key) for key in found if key not in wanted]
+    parts = [f"{what} {', '.join(keys)}" for what, keys in (("without", missing), ("with", surplus)) if keys]
+    return f"a dict {' and '.join(parts)}" if parts else "a dict in another order"
+
+
+def _kind(spec: TreeDef) -> str:
+    if spec.type in (None, type(None)):
+        return "a leaf" if spec.num_leaves else "None"
+    size = f" of {spec.num_children}" if spec.type in (list, tuple) else ""
+    return f"a {spec.type.__name__}{size}"
+
+
 def map(function: Callable[..., Any], tree: Tree, *rest: Tree, is_leaf: IsLeaf = None) -> Tree:
     """``function`` of the corresponding leaves of trees of the same structure.
 
@@ -77,8 +123,8 @@ def map(function: Callable[..., Any], tree: Tree, *rest: Tree, is_leaf: IsLeaf =
 
     Raises
     ------
-    ValueError
-        If the structures differ.
+    TreeMismatchError
+        If the structures differ: which tree, and the first path where.
     """
     first, treedef = flatten(tree, is_leaf)
     columns = [first]
@@ -88,7 +134,10 @@ def map(function: Callable[..., Any], tree: Tree, *rest: Tree, is_leaf: IsLeaf =
             with contextlib.suppress(ValueError):
                 values, found = treedef.flatten_up_to(other), treedef
         if found != treedef:
-            raise ValueError(f"tree {position + 1} has the structure {found}, not that of the first, {treedef}")
+            raise TreeMismatchError(
+                f"tree {position + 1} has the structure {found}, not that of the first, {treedef}: "
+                f"{difference(treedef, found)}{at_user_line()}"
+            )
         columns.append(values)
     return unflatten(treedef, [function(*row) for row in zip(*columns, strict=True)])
 

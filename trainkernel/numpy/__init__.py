@@ -9,6 +9,7 @@ from __future__ import annotations
 from trainkernel.numpy import (
     angles,
     arithmetic,
+    convolutions,
     covariance,
     creation,
     diagonals,
@@ -18,9 +19,11 @@ from trainkernel.numpy import (
     indexing,
     intervals,
     linalg,
+    mapping,
     nans,
     nearness,
     padding,
+    pieces,
     polynomials,
     products,
     quantiles,
@@ -33,6 +36,7 @@ from trainkernel.numpy import (
 from trainkernel.numpy.angles import *  # noqa: F403
 from trainkernel.numpy.arithmetic import *  # noqa: F403
 from trainkernel.numpy.contraction import einsum
+from trainkernel.numpy.convolutions import *  # noqa: F403
 from trainkernel.numpy.covariance import *  # noqa: F403
 from trainkernel.numpy.creation import *  # noqa: F403
 from trainkernel.numpy.diagonals import *  # noqa: F403
@@ -41,9 +45,11 @@ from trainkernel.numpy.dtypes import *  # noqa: F403
 from trainkernel.numpy.elementwise import *  # noqa: F403
 from trainkernel.numpy.indexing import *  # noqa: F403
 from trainkernel.numpy.intervals import *  # noqa: F403
+from trainkernel.numpy.mapping import *  # noqa: F403
 from trainkernel.numpy.nans import *  # noqa: F403
 from trainkernel.numpy.nearness import *  # noqa: F403
 from trainkernel.numpy.padding import *  # noqa: F403
+from trainkernel.numpy.pieces import *  # noqa: F403
 from trainkernel.numpy.polynomials import *  # noqa: F403
 from trainkernel.numpy.products import *  # noqa: F403
 from trainkernel.numpy.quantiles import *  # noqa: F403
@@ -60,6 +66,7 @@ __all__ = [
     "ndarray",
     *angles.__all__,
     *arithmetic.__all__,
+    *convolutions.__all__,
     *covariance.__all__,
     *creation.__all__,
     *diagonals.__all__,
@@ -68,9 +75,11 @@ __all__ = [
     *elementwise.__all__,
     *indexing.__all__,
     *intervals.__all__,
+    *mapping.__all__,
     *nans.__all__,
     *nearness.__all__,
     *padding.__all__,
+    *pieces.__all__,
     *polynomials.__all__,
     *products.__all__,
     *quantiles.__all__,

@@ -19,9 +19,9 @@ Value = Any
 __all__ = [
     "abs", "absolute", "acosh", "arccosh", "arcsinh", "arctanh", "around", "asinh", "atanh", "cbrt", "ceil", "clip",
     "copysign", "cosh", "exp", "exp2", "expm1", "fabs", "fix", "floor", "fmax", "fmin", "heaviside", "hypot",
-    "isfinite", "isinf", "isnan", "isneginf", "isposinf", "log", "log10", "log1p", "log2", "logaddexp", "maximum",
-    "minimum", "nan_to_num", "reciprocal", "rint", "round", "select", "sign", "signbit", "sinh", "sqrt", "square",
-    "tanh", "trunc", "where",
+    "isfinite", "isinf", "isnan", "isneginf", "isposinf", "log", "log10", "log1p", "log2", "logaddexp", "logaddexp2",
+    "maximum", "minimum", "nan_to_num", "reciprocal", "rint", "round", "select", "sign", "signbit", "sinh", "sqrt",
+    "square", "tanh", "trunc", "where",
 ]  # fmt: skip
 
 
@@ -98,12 +98,18 @@ def logaddexp(x1: Value, x2: Value, /) -> Value:
     return b.binary(_logaddexp, x1, x2, floating=True)
 
 
-def _logaddexp(x: Value, y: Value) -> Value:
-    """Where both are the same infinity it is their sum."""
+def logaddexp2(x1: Value, x2: Value, /) -> Value:
+    """``log2(2**x1 + 2**x2)``."""
+    return b.binary(lambda x, y: _logaddexp(x, y, math.log(2)), x1, x2, floating=True)
+
+
+def _logaddexp(x: Value, y: Value, unit: float = 1.0) -> Value:
+    """Where both are the same infinity it is their sum; the logarithm of the base is the unit."""
     difference = b.sub(x, y)
     is_known = b.compare(difference, difference, "eq")
-    apart = b.where(is_known, difference, 0)
-    return b.where(is_known, b.add(b.maximum(x, y), b.log1p(b.exp(b.neg(b.abs(apart))))), b.add(x, y))
+    apart = b.neg(b.abs(b.where(is_known, difference, 0)))
+    more = b.log1p(b.exp(apart if unit == 1 else b.mul(apart, unit)))
+    return b.where(is_known, b.add(b.maximum(x, y), more if unit == 1 else b.div(more, unit)), b.add(x, y))
 
 
 def hypot(x1: Value, x2: Value, /) -> Value:

@@ -14,6 +14,14 @@ rates follow schedules that the step itself computes from its count.
 
 from __future__ import annotations
 
+from trainkernel.optim.adaptive import (
+    ScaleByAmsgradState,
+    ScaleByBeliefState,
+    scale_by_adamax,
+    scale_by_amsgrad,
+    scale_by_belief,
+    scale_by_radam,
+)
 from trainkernel.optim.base import (
     EmptyState,
     GradientTransformation,
@@ -31,7 +39,7 @@ from trainkernel.optim.base import (
     stateless,
     stateless_with_tree_map,
 )
-from trainkernel.optim.clipping import clip, clip_by_block_rms, clip_by_global_norm, global_norm
+from trainkernel.optim.clipping import adaptive_grad_clip, clip, clip_by_block_rms, clip_by_global_norm, global_norm
 from trainkernel.optim.masking import (
     InjectStatefulHyperparamsState,
     MaskedNode,
@@ -44,7 +52,22 @@ from trainkernel.optim.masking import (
     partition,
 )
 from trainkernel.optim.moments import EmaState, TraceState, ema, trace
-from trainkernel.optim.optimizers import adagrad, adam, adamw, lamb, lion, nadam, nadamw, rmsprop, sgd
+from trainkernel.optim.optimizers import (
+    adabelief,
+    adagrad,
+    adam,
+    adamax,
+    adamaxw,
+    adamw,
+    amsgrad,
+    lamb,
+    lion,
+    nadam,
+    nadamw,
+    radam,
+    rmsprop,
+    sgd,
+)
 from trainkernel.optim.scaling import (
     ScaleByAdamState,
     ScaleByLionState,
@@ -82,18 +105,38 @@ from trainkernel.optim.schedules import (
     warmup_cosine_decay_schedule,
     warmup_exponential_decay_schedule,
 )
+from trainkernel.optim.wrappers import (
+    ApplyIfFiniteState,
+    LookaheadParams,
+    LookaheadState,
+    MultiSteps,
+    MultiStepsState,
+    ZeroNansState,
+    apply_if_finite,
+    lookahead,
+    skip_large_updates,
+    skip_not_finite,
+    zero_nans,
+)
 
 __all__ = [
+    "ApplyIfFiniteState",
     "EmaState",
     "EmptyState",
     "GradientTransformation",
     "InjectStatefulHyperparamsState",
+    "LookaheadParams",
+    "LookaheadState",
     "MaskedNode",
     "MaskedState",
+    "MultiSteps",
+    "MultiStepsState",
     "OptState",
     "Params",
     "PartitionState",
     "ScaleByAdamState",
+    "ScaleByAmsgradState",
+    "ScaleByBeliefState",
     "ScaleByLionState",
     "ScaleByRStdDevState",
     "ScaleByRStdDevWithCountState",
@@ -106,10 +149,17 @@ __all__ = [
     "Updates",
     "WeightDecaySchedule",
     "WrappedScheduleState",
+    "ZeroNansState",
+    "adabelief",
     "adagrad",
     "adam",
+    "adamax",
+    "adamaxw",
     "adamw",
+    "adaptive_grad_clip",
     "add_decayed_weights",
+    "amsgrad",
+    "apply_if_finite",
     "apply_updates",
     "chain",
     "clip",
@@ -129,6 +179,7 @@ __all__ = [
     "linear_onecycle_schedule",
     "linear_schedule",
     "lion",
+    "lookahead",
     "masked",
     "multi_transform",
     "nadam",
@@ -138,12 +189,17 @@ __all__ = [
     "piecewise_constant_schedule",
     "piecewise_interpolate_schedule",
     "polynomial_schedule",
+    "radam",
     "rmsprop",
     "safe_increment",
     "scale",
     "scale_by_adam",
+    "scale_by_adamax",
+    "scale_by_amsgrad",
+    "scale_by_belief",
     "scale_by_learning_rate",
     "scale_by_lion",
+    "scale_by_radam",
     "scale_by_rms",
     "scale_by_rss",
     "scale_by_schedule",
@@ -152,10 +208,13 @@ __all__ = [
     "set_to_zero",
     "sgd",
     "sgdr_schedule",
+    "skip_large_updates",
+    "skip_not_finite",
     "stateless",
     "stateless_with_tree_map",
     "trace",
     "warmup_constant_schedule",
     "warmup_cosine_decay_schedule",
     "warmup_exponential_decay_schedule",
+    "zero_nans",
 ]

@@ -72,8 +72,17 @@ def chain(*args: GradientTransformation) -> GradientTransformation:
     Raises
     ------
     TraceError
-        From ``update``, if the state is that of another chain.
+        If an argument is no transformation, such as ``sgd`` that is not called; from ``update``, if the
+        state is that of another chain, or the updates, the state and the parameters do not fit.
     """
+    for position, transformation in enumerate(args):
+        if not callable(getattr(transformation, "init", None)) or not callable(getattr(transformation, "update", None)):
+            name = getattr(transformation, "__name__", None)
+            hint = f"; call it: {name}(...)" if callable(transformation) and name else ""
+            raise TraceError(
+                f"argument {position} of chain is {name or repr(transformation)}, a {type(transformation).__name__}, "
+                f"and no GradientTransformation{hint}{at_user_line()}"
+            )
 
     def init(params: Params) -> OptState:
         return tuple(transformation.init(params) for transformation in args)
@@ -85,19 +94,43 @@ def chain(*args: GradientTransformation) -> GradientTransformation:
                 f"init(params){at_user_line()}"
             )
         states = []
-        for transformation, old in zip(args, state, strict=True):
-            updates, new = transformation.update(updates, old, params)
+        for position, (transformation, old) in enumerate(zip(args, state, strict=True)):
+            try:
+                updates, new = transformation.update(updates, old, params)
+            except tree.TreeMismatchError as error:
+                raise _explained(error, position, updates, params) from error
             states.append(new)
         return updates, tuple(states)
 
     return GradientTransformation(init, update)
 
 
+def _explained(error: tree.TreeMismatchError, position: int, updates: Updates, params: Params | None) -> TraceError:
+    """The error of a transformation of a chain, by which of its arguments does not fit."""
+    if params is not None:
+        where = tree.difference(tree.structure(params), tree.structure(updates))
+        if where:
+            return TraceError(f"the updates have not the structure of the parameters: {where}{at_user_line()}")
+    return TraceError(
+        f"the updates do not fit the state of transformation {position} of the chain; make the state with "
+        f"init(params) of the same tree: {error}"
+    )
+
+
 # ---------------------------------------------------------------------------- parameters
 
 
 def apply_updates(params: Params, updates: Updates) -> Params:
-    """``params + updates``, in the dtypes of the parameters."""
+    """``params + updates``, in the dtypes of the parameters.
+
+    Raises
+    ------
+    TraceError
+        If the updates are no tree like the parameters.
+    """
+    where = tree.difference(tree.structure(params), tree.structure(updates))
+    if where:
+        raise tree.TreeMismatchError(f"the updates have not the structure of the parameters: {where}{at_user_line()}")
     return tree.map(lambda p, u: b.cast(add(p, u), dtype_of(p)), params, updates)
 
 

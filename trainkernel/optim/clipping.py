@@ -6,9 +6,10 @@ from typing import Any
 
 from trainkernel import primitives as b
 from trainkernel import tree
-from trainkernel.numpy import add, divide, less, multiply, negative
-from trainkernel.optim.base import GradientTransformation, Updates, stateless
-from trainkernel.trace import as_value, aval_of, is_scalar
+from trainkernel.errors import TraceError
+from trainkernel.numpy import add, broadcast_to, divide, less, maximum, multiply, negative, sqrt, sum, where
+from trainkernel.optim.base import GradientTransformation, Params, Updates, needed, stateless
+from trainkernel.trace import as_value, at_user_line, aval_of, is_scalar
 
 Value = Any
 
@@ -75,3 +76,44 @@ def clip_by_block_rms(threshold: Any) -> GradientTransformation:
         return divide(u, b.binary(b.maximum, 1.0, divide(b.unary(b.sqrt, mean), threshold)))
 
     return stateless(lambda updates, params: tree.map(clipped, updates))
+
+
+def adaptive_grad_clip(
+    clipping: Any, eps: Any = 1e-3, axis: int | tuple[int, ...] | None = None
+) -> GradientTransformation:
+    """Updates of each unit bounded by ``clipping`` times the norm of its parameters.
+
+    Brock, De, Smith and Simonyan, "High-performance large-scale image recognition without
+    normalization", 2021.
+
+    Parameters
+    ----------
+    clipping : number or scalar array
+    eps : number or scalar array
+        Smaller norms of parameters count as this.
+    axis : int, tuple of int or None
+        What makes up a unit; by default all axes but the last of a matrix or a kernel, and all of a vector.
+    """
+
+    def clipped(u: Value, p: Value) -> Value:
+        u = as_value(u)
+        norm, bound = _unit_norm(u, axis), multiply(clipping, maximum(_unit_norm(as_value(p), axis), eps))
+        return where(less(norm, bound), u, multiply(u, divide(bound, maximum(norm, 1e-6))))
+
+    def clip_all(updates: Updates, params: Params | None) -> Updates:
+        return tree.map(clipped, updates, needed(params, "adaptive_grad_clip"))
+
+    return stateless(clip_all)
+
+
+def _unit_norm(x: Value, axis: int | tuple[int, ...] | None) -> Value:
+    shape = aval_of(x).shape
+    axes = axis
+    if axis is None and len([size for size in shape if size != 1]) > 1:
+        if len(shape) > 5:
+            raise TraceError(
+                f"adaptive_grad_clip: got a parameter of shape {list(shape)}, needs at most 5 dims; pass axis to say "
+                f"what makes up a unit{at_user_line()}"
+            )
+        axes = 0 if len(shape) < 4 else tuple(range(len(shape) - 1))
+    return broadcast_to(sqrt(sum(multiply(x, x), axis=axes, keepdims=True)), shape)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from trainkernel.optim.adaptive import scale_by_adamax, scale_by_amsgrad, scale_by_belief, scale_by_radam
 from trainkernel.optim.base import GradientTransformation, chain, identity
 from trainkernel.optim.moments import trace
 from trainkernel.optim.scaling import (
@@ -131,3 +132,65 @@ def rmsprop(
         scale_by_learning_rate(learning_rate),
         identity() if momentum is None else trace(momentum, nesterov),
     )
+
+
+def adabelief(
+    learning_rate: ScalarOrSchedule,
+    b1: Any = 0.9,
+    b2: Any = 0.999,
+    eps: Any = 1e-16,
+    eps_root: Any = 1e-16,
+    *,
+    nesterov: bool = False,
+) -> GradientTransformation:
+    """AdaBelief (Zhuang et al., NeurIPS 2020); see ``scale_by_belief``."""
+    return chain(scale_by_belief(b1, b2, eps, eps_root, nesterov=nesterov), scale_by_learning_rate(learning_rate))
+
+
+def adamax(learning_rate: ScalarOrSchedule, b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8) -> GradientTransformation:
+    """AdaMax (Kingma and Ba, ICLR 2015); see ``scale_by_adamax``."""
+    return chain(scale_by_adamax(b1, b2, eps), scale_by_learning_rate(learning_rate))
+
+
+def adamaxw(
+    learning_rate: ScalarOrSchedule,
+    b1: Any = 0.9,
+    b2: Any = 0.999,
+    eps: Any = 1e-8,
+    weight_decay: ScalarOrSchedule = 1e-4,
+    mask: Any = None,
+) -> GradientTransformation:
+    """AdaMax with weight decay beside it."""
+    return chain(
+        scale_by_adamax(b1, b2, eps), add_decayed_weights(weight_decay, mask), scale_by_learning_rate(learning_rate)
+    )
+
+
+def amsgrad(
+    learning_rate: ScalarOrSchedule,
+    b1: Any = 0.9,
+    b2: Any = 0.999,
+    eps: Any = 1e-8,
+    eps_root: Any = 0.0,
+    mu_dtype: Any = None,
+    bias_correction_mu: bool = True,
+    bias_correction_nu: bool = True,
+) -> GradientTransformation:
+    """AMSGrad (Reddi, Kale and Kumar, ICLR 2018); see ``scale_by_amsgrad``."""
+    adaptive = scale_by_amsgrad(b1, b2, eps, eps_root, mu_dtype, bias_correction_mu, bias_correction_nu)
+    return chain(adaptive, scale_by_learning_rate(learning_rate))
+
+
+def radam(
+    learning_rate: ScalarOrSchedule,
+    b1: Any = 0.9,
+    b2: Any = 0.999,
+    eps: Any = 1e-8,
+    eps_root: Any = 0.0,
+    threshold: Any = 5.0,
+    *,
+    nesterov: bool = False,
+) -> GradientTransformation:
+    """RAdam (Liu et al., ICLR 2020); see ``scale_by_radam``."""
+    adaptive = scale_by_radam(b1, b2, eps, eps_root, threshold, nesterov=nesterov)
+    return chain(adaptive, scale_by_learning_rate(learning_rate))

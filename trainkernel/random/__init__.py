@@ -9,7 +9,16 @@ key and its position: random arrays, masks and shuffled orders need not be store
 
 from __future__ import annotations
 
-from trainkernel.random.continuous import exponential, gumbel, laplace, normal, truncated_normal, uniform
+from trainkernel.random.continuous import (
+    cauchy,
+    exponential,
+    gumbel,
+    laplace,
+    logistic,
+    normal,
+    truncated_normal,
+    uniform,
+)
 from trainkernel.random.discrete import bernoulli, categorical, choice, dropout, rademacher, randint
 from trainkernel.random.keys import PRNGKey, bits, fold_in, key, split
 from trainkernel.random.shuffle import permutation, shuffled_batch, shuffled_index
@@ -19,6 +28,7 @@ __all__ = [
     "bernoulli",
     "bits",
     "categorical",
+    "cauchy",
     "choice",
     "dropout",
     "exponential",
@@ -26,6 +36,7 @@ __all__ = [
     "gumbel",
     "key",
     "laplace",
+    "logistic",
     "normal",
     "permutation",
     "rademacher",
