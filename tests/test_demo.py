@@ -20,7 +20,7 @@ from trainkernel.data import load_digits
 from trainkernel.errors import CompileError
 
 ACCURACY = re.compile(r"test accuracy: (\d+\.\d) %")
-KERNEL_LINES = ("stages", "grid barriers", "workspace", "registers", "us per step on", "greatest difference")
+KERNEL_LINES = ("stages", "grid barrier", "workspace", "registers", "us per step on", "greatest difference")
 
 
 def run(**options: Any) -> tuple[float, list[str]]:
