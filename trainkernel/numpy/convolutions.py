@@ -100,7 +100,7 @@ def gradient(f: Value, *varargs: Any, axis: Any = None, edge_order: int | None =
 
 
 def _slope(x: Value, axis: int, places: Any) -> Value:
-    size, dtype = x.shape[axis], aval_of(x).dtype
+    size = x.shape[axis]
     if size < 2:
         raise TraceError(f"gradient needs two elements along axis {axis}, got {aval_of(x)}{at_user_line()}")
     first, middle, last = (cut(x, axis, start, size - 2 + start) for start in range(3))
@@ -108,14 +108,14 @@ def _slope(x: Value, axis: int, places: Any) -> Value:
     ends = [cut(steps, axis, place, place + 1) for place in (0, size - 2)]
     places = as_value(places)
     if is_scalar(places) or not places.shape:
-        width = places if is_scalar(places) else b.cast(places, dtype)
+        width = places if is_scalar(places) else reductions.as_floating(places)
         inner = _over(b.mul(b.sub(last, first), 0.5), width)
         return concatenate([_over(ends[0], width), inner, _over(ends[1], width)], axis)
     if tuple(places.shape) != (size,):
         raise TraceError(f"gradient: places of {aval_of(places)} along an axis of {size} elements{at_user_line()}")
     shape = [1] * len(x.shape)
     shape[axis] = size - 1
-    widths = b.reshape(diff(b.cast(places, dtype)), shape)
+    widths = b.reshape(diff(reductions.as_floating(places)), shape)
     left, right = cut(widths, axis, 0, size - 2), cut(widths, axis, 1, size - 1)
     both = b.add(left, right)
     terms = (
