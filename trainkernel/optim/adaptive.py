@@ -17,14 +17,13 @@ from trainkernel.optim.base import (
     Updates,
     cast_tree,
     dtype_of,
-    one_minus,
     safe_increment,
     scalar_of,
     zero_count,
     zeros_like,
 )
 from trainkernel.optim.moments import bias_correction as without_bias
-from trainkernel.optim.moments import update_moment
+from trainkernel.optim.moments import first_moment, moment_root, update_moment
 from trainkernel.optim.scaling import ScaleByAdamState
 from trainkernel.trace import is_scalar
 
@@ -75,7 +74,7 @@ def scale_by_amsgrad(
         mu_hat = without_bias(mu, b1, count) if bias_correction_mu else mu
         nu_hat = without_bias(nu, b2, count) if bias_correction_nu else nu
         nu_max = tree.map(maximum, state.nu_max, nu_hat)
-        updates = tree.map(lambda m, v: divide(m, add(_root(v, eps_root), eps)), mu_hat, nu_max)
+        updates = tree.map(lambda m, v: divide(m, add(moment_root(v, eps_root), eps)), mu_hat, nu_max)
         return updates, ScaleByAmsgradState(count, cast_tree(mu, mu_dtype), nu, nu_max)
 
     return GradientTransformation(init, update)
@@ -136,8 +135,8 @@ def scale_by_belief(
         nu = update_moment(tree.map(subtract, updates, mu), state.nu, b2, 2)
         nu = tree.map(lambda v: add(v, eps_root), nu)
         count = safe_increment(state.count)
-        mu_hat = _first_moment(updates, mu, b1, count, nesterov)
-        updates = tree.map(lambda m, v: divide(m, add(_root(v), eps)), mu_hat, without_bias(nu, b2, count))
+        mu_hat = first_moment(updates, mu, b1, count, nesterov)
+        updates = tree.map(lambda m, v: divide(m, add(moment_root(v), eps)), mu_hat, without_bias(nu, b2, count))
         return updates, ScaleByBeliefState(count, mu, nu)
 
     return GradientTransformation(init, update)
@@ -183,10 +182,10 @@ def scale_by_radam(
             if inner not in rectifications:
                 rectifications[inner] = _rectification(b2, count, threshold, inner)
             is_long, factor = rectifications[inner]
-            adaptive = divide(multiply(b.cast(factor, dtype), m), add(_root(v, eps_root), eps))
+            adaptive = divide(multiply(b.cast(factor, dtype), m), add(moment_root(v, eps_root), eps))
             return b.where(b.stretch(is_long, b.as_array(m).shape), adaptive, m)
 
-        mu_hat = _first_moment(updates, mu, b1, count, nesterov)
+        mu_hat = first_moment(updates, mu, b1, count, nesterov)
         updates = tree.map(rectified, mu_hat, without_bias(nu, b2, count))
         return updates, ScaleByAdamState(count, mu, nu)
 
@@ -202,7 +201,7 @@ def _rectification(b2: Any, count: Value, threshold: Any, dtype: str) -> tuple[V
     is_long = b.binary(_at_least, length, threshold)
     upper = multiply(multiply(subtract(length, 4.0), subtract(length, 2.0)), longest)
     lower = multiply(_times(_minus(longest, 4.0), _minus(longest, 2.0)), length)
-    return is_long, _root(b.where(is_long, b.cast(divide(upper, lower), dtype), 1.0))
+    return is_long, b.unary(b.sqrt, b.where(is_long, b.cast(divide(upper, lower), dtype), 1.0))
 
 
 def _at_least(x: Value, y: Value) -> Value:
@@ -215,15 +214,3 @@ def _minus(x: Any, y: float) -> Value:
 
 def _times(x: Any, y: Any) -> Value:
     return x * y if is_scalar(x) else multiply(x, y)
-
-
-def _first_moment(updates: Updates, mu: Updates, b1: Any, count: Value, nesterov: bool) -> Updates:
-    """The first moment without its bias, a step ahead with ``nesterov``."""
-    if not nesterov:
-        return without_bias(mu, b1, count)
-    ahead, now = without_bias(mu, b1, safe_increment(count)), without_bias(updates, b1, count)
-    return tree.map(lambda m, g: add(multiply(b1, m), multiply(one_minus(b1), g)), ahead, now)
-
-
-def _root(x: Value, raised: Any = 0.0) -> Value:
-    return b.unary(b.sqrt, x if is_scalar(raised) and raised == 0 else add(x, raised))

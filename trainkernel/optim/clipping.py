@@ -26,11 +26,16 @@ def clip(max_delta: Any) -> GradientTransformation:
 
 def global_norm(updates: Updates) -> Value:
     """The Euclidean norm of all elements of a tree together: a scalar array."""
+    return b.unary(b.sqrt, squared_global_norm(updates), floating=True)
+
+
+def squared_global_norm(updates: Updates) -> Value:
+    """The sum of squares of all elements of a tree."""
     total: Value = None
     for leaf in tree.leaves(updates):
         squares = _sum_of_squares(as_value(leaf))
         total = squares if total is None else add(total, squares)
-    return b.full((), 0, "float32") if total is None else b.unary(b.sqrt, total, floating=True)
+    return b.full((), 0, "float32") if total is None else total
 
 
 def _sum_of_squares(x: Value) -> Value:

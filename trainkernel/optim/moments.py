@@ -20,6 +20,7 @@ from trainkernel.optim.base import (
     zero_count,
     zeros_like,
 )
+from trainkernel.trace import is_scalar
 
 Value = Any
 
@@ -96,6 +97,19 @@ def update_moment(updates: Updates, moments: Any, decay: Any, order: int) -> Any
         return add(multiply(one_minus(decay), powered), multiply(decay, m))
 
     return tree.map(moment, updates, moments)
+
+
+def first_moment(updates: Updates, mu: Updates, b1: Any, count: Value, nesterov: bool) -> Updates:
+    """The first moment without its bias, with ``nesterov`` a step ahead."""
+    if not nesterov:
+        return bias_correction(mu, b1, count)
+    ahead = bias_correction(mu, b1, safe_increment(count))
+    return update_moment(bias_correction(updates, b1, count), ahead, b1, 1)
+
+
+def moment_root(moment: Value, raised: Any = 0.0) -> Value:
+    """The root of a second moment, to which ``raised`` is added before."""
+    return b.unary(b.sqrt, moment if is_scalar(raised) and raised == 0 else add(moment, raised))
 
 
 def bias_correction(moments: Any, decay: Any, count: Value) -> Any:

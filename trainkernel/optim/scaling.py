@@ -31,7 +31,7 @@ from trainkernel.optim.base import (
 )
 from trainkernel.optim.masking import masked
 from trainkernel.optim.moments import bias_correction as without_bias
-from trainkernel.optim.moments import update_moment
+from trainkernel.optim.moments import first_moment, moment_root, update_moment
 from trainkernel.trace import as_value, is_scalar
 
 Value = Any
@@ -129,13 +129,9 @@ def scale_by_adam(
         mu = update_moment(updates, state.mu, b1, 1)
         nu = update_moment(updates, state.nu, b2, 2)
         count = safe_increment(state.count)
-        if nesterov:
-            ahead = without_bias(mu, b1, safe_increment(count))
-            mu_hat = update_moment(without_bias(updates, b1, count), ahead, b1, 1)
-        else:
-            mu_hat = without_bias(mu, b1, count)
+        mu_hat = first_moment(updates, mu, b1, count, nesterov)
         nu_hat = without_bias(nu, b2, count)
-        updates = tree.map(lambda m, v: divide(m, add(_sqrt(_raised(v, eps_root)), eps)), mu_hat, nu_hat)
+        updates = tree.map(lambda m, v: divide(m, add(moment_root(v, eps_root), eps)), mu_hat, nu_hat)
         nu = tree.map(lambda new, old: b.cast(new, dtype_of(old)), nu, state.nu)
         return updates, ScaleByAdamState(count, cast_tree(mu, mu_dtype), nu)
 
@@ -373,7 +369,3 @@ def _norm_at_least(x: Value, least: Any) -> Value:
 
 def _sqrt(x: Value) -> Value:
     return b.unary(b.sqrt, x)
-
-
-def _raised(x: Value, by: Any) -> Value:
-    return x if is_scalar(by) and by == 0 else add(x, by)

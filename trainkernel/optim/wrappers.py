@@ -39,6 +39,7 @@ from trainkernel.optim.base import (
     zero_count,
     zeros_like,
 )
+from trainkernel.optim.clipping import squared_global_norm
 from trainkernel.trace import as_value, at_user_line, aval_of, is_scalar
 
 Value = Any
@@ -140,11 +141,7 @@ def skip_large_updates(
     updates: Updates, gradient_step: Value, params: Params | None, max_squared_norm: Any
 ) -> tuple[Value, Any]:
     """For ``MultiSteps``: leave out gradients whose squared global norm is not below ``max_squared_norm``."""
-    norm: Value = None
-    for leaf in tree.leaves(updates):
-        squares = sum(multiply(leaf, leaf))
-        norm = squares if norm is None else add(norm, squares)
-    norm = b.full((), 0, "float32") if norm is None else norm
+    norm = squared_global_norm(updates)
     should_skip = logical_not(less(norm, max_squared_norm))
     return should_skip, {"should_skip": should_skip, "norm_squared": norm}
 
