@@ -102,11 +102,11 @@ class SharedFunction:
         fields = [f"{leader.pointers[place].kind} {leader.pointers[place].name};" for place in self.different]
         fields += [f"int {_size(number)};" for number in range(len(self.values[0]))]
         inline = "__forceinline__" if len(set(stages)) == 1 else "TK_NOINLINE"
-        head = f"__device__ {inline} void {self.name(ids[0])}({leader.parameters}, {struct_name(ids[0])} task)"
+        head = f"__device__ {inline} void {self.name(ids[0])}({leader.parameters}, {_struct_name(ids[0])} task)"
         titles = [function.title(*where) for function, *where in zip(self.functions, ids, stages, strict=True)]
         lines = [
             f"// What differs between tasks {', '.join(map(str, ids))}.",
-            *block(f"struct {struct_name(ids[0])}", fields)[:-1],
+            *block(f"struct {_struct_name(ids[0])}", fields)[:-1],
             "};",
             "",
             *(line for title in titles for line in title),
@@ -163,16 +163,15 @@ class Family:
         ``ids`` are those of the family's tasks, ``first_id`` that of the function's first task; ``first``
         is the block's first piece.
         """
-        call = f"{self.shared.name(first_id)}({arguments}"
-        if self.shared.sizes is None:
-            mark = f"TK_TASK({stage}, {ids[0]});"
-            head = f"for (int piece = {first}; piece < {self.num_pieces}; piece += gridDim.x)"
-            return block(head, [mark, f"{call});"])
+        is_alone = self.shared.sizes is None
+        call = f"{self.shared.name(first_id)}({arguments}{'' if is_alone else ', task'});"
         if len(self.members) == 1:
-            task = [f"const {struct_name(first_id)} task = {{", *self._fields(self.members[0]), "};"]
-            inner = [f"TK_TASK({stage}, {ids[0]});", *task, f"{call}, task);"]
+            inner = [f"TK_TASK({stage}, {ids[0]});"]
+            if not is_alone:
+                inner += [f"const {_struct_name(first_id)} task = {{", *self._fields(self.members[0]), "};"]
+            inner.append(call)
             return block(f"for (int piece = {first}; piece < {self.num_pieces}; piece += gridDim.x)", inner)
-        lines = [f"{struct_name(first_id)} task;", "int piece = item;"]
+        lines = [f"{_struct_name(first_id)} task;", "int piece = item;"]
         end = 0
         for n, (member, function) in enumerate(zip(self.members, self.functions, strict=True)):
             start, end = end, end + function.task.num_pieces
@@ -184,7 +183,7 @@ class Family:
             if n:
                 lines[-1] += f" {chosen.pop(0)}"
             lines += chosen
-        lines.append(f"{call}, task);")
+        lines.append(call)
         leader = self.functions[0]
         if leader.needs_free_shared and leader.task.num_pieces == 1:
             # Written for one piece, it has no barrier for the sake of a next one.
@@ -195,7 +194,7 @@ class Family:
         return [INDENT + line for line in self.shared.fields(member)]
 
 
-def struct_name(first_id: int) -> str:
+def _struct_name(first_id: int) -> str:
     """The struct of what differs between the tasks of a function, of which the first has this id."""
     return f"TkTask{first_id}"
 
