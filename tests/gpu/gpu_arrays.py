@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import trainkernel as tk
+from trainkernel.ir import Program
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -59,6 +62,12 @@ def launch(kernel: Any, inputs: Sequence[Any]) -> list[NDArray[Any]]:
         if isinstance(value, np.ndarray) and index not in donated:
             assert to_host(tensor).tobytes() == np.ascontiguousarray(value).tobytes(), f"input {index} was changed"
     return outputs
+
+
+def compile_program(job: tuple[Program, dict[str, Any]]) -> Any:
+    """The kernel of a program with its options, whose barriers do not wait for ever."""
+    program, options = job
+    return tk.compile(program, device="cuda", barrier_timeout_ms=2000, **options)
 
 
 def in_threads(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
