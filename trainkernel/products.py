@@ -46,6 +46,7 @@ _TILE_OUTPUT_US = 7.0e-6
 _TENSOR_PIECE_US = 1.2
 _TENSOR_OUTPUT_US = 1.0e-4
 _TENSOR_FMAS_PER_CYCLE = 500
+_WARPGROUP_FMAS_PER_CYCLE = 1700
 _TENSOR_LEAST_CYCLES = 60
 _L2_BYTES_PER_CYCLE = 24
 _FETCH_BYTES_PER_CYCLE = 48
@@ -84,6 +85,8 @@ MAX_PANEL_BYTES = 200 * 1024
 MAX_STAGED_BYTES = 150 * 1024
 MAX_PIPELINE_BYTES = 160 * 1024
 MAX_STAGES = 4
+MAX_WARPGROUP_BYTES = 200 * 1024
+MAX_WARPGROUP_STAGES = 6
 GROUPED_ROWS = 8
 """Rows of tiles of a large tensor-core product that are taken together."""
 _STREAM_BYTES = 140 * 1024
@@ -103,6 +106,7 @@ class ProductPlan:
     path : str
         ``"gemv"`` (one row, depth split over a block's threads), ``"gemv_t"`` (one column),
         ``"thin"`` (one thread per output; all that are not float32), ``"tensor"`` (``mma.sync`` tiles),
+        ``"warpgroup"`` (``wgmma`` tiles, sm_90a),
         ``"tile"`` (float32 FMA tiles), ``"panel"`` (float32 tiles whose operands lie in shared memory over
         their whole depth), ``"block"`` (a piece of a block region: its operands lie in shared memory).
     m, n, k : int
@@ -137,7 +141,12 @@ class ProductPlan:
 
     @property
     def on_tensor_cores(self) -> bool:
-        return self.path == "tensor" or bool(self.tensor)
+        return self.is_tensor_tile or bool(self.tensor)
+
+    @property
+    def is_tensor_tile(self) -> bool:
+        """Whether its operands are fetched as 16-bit steps for tensor cores."""
+        return self.path in ("tensor", "warpgroup")
 
     @property
     def num_outputs(self) -> int:
@@ -194,12 +203,18 @@ def plan_product(operation: Operation, target: Target, options: Options) -> Prod
     if k <= THIN_DEPTH or m <= THIN_ROWS:
         return _thin(batch, m, n, k, target, threads, skew)
     if a.dtype == b.dtype and a.dtype in ("float16", "bfloat16"):
-        return _best_tiles("tensor", batch, (m, n, k), target, options, skew)
-    tiles = _best_tiles("tile", batch, (m, n, k), target, options, skew)
+        large = _has_warpgroups(target, options) and min(m, n, k) >= 64
+        return _best_tiles(("tensor", "warpgroup") if large else ("tensor",), batch, (m, n, k), target, options, skew)
+    tiles = _best_tiles(("tile",), batch, (m, n, k), target, options, skew)
     panels = _best_panels(batch, (m, n, k), target, options, tensor_format(a, b, options))
     if panels is None or options.gemm_k_tile or _tile_cost_us(tiles, target) < panels[0]:
         return tiles
     return panels[1]
+
+
+def _has_warpgroups(target: Target, options: Options) -> bool:
+    """Whether products may be multiplied by warpgroups, in steps of 64."""
+    return target.arch == "sm_90a" and options.threads in (256, 512) and options.gemm_k_tile is None
 
 
 def tensor_format(a: TensorSpec, b: TensorSpec, options: Options) -> str:
@@ -378,11 +393,21 @@ def pipeline_stages(plan: ProductPlan, target: Target) -> int:
     """Steps of a tensor-core product that have a buffer: the one that is multiplied, and those on their way."""
     outer = plan.tile_m + plan.tile_n
     step_bytes = 2 * outer * plan.tile_k + plan.skew_bytes * max(outer, 2 * plan.tile_k)
+    steps = ceil_div(min(plan.chunk, plan.k), plan.tile_k)
+    if plan.path == "warpgroup":
+        fit = min(target.shared_bytes_per_block, MAX_WARPGROUP_BYTES) // step_bytes
+        return max(3, min(MAX_WARPGROUP_STAGES, fit, 2 + steps))
     fit = min(target.shared_bytes_per_block, MAX_PIPELINE_BYTES) // step_bytes
-    return max(2, min(MAX_STAGES, fit, 1 + ceil_div(min(plan.chunk, plan.k), plan.tile_k)))
+    return max(2, min(MAX_STAGES, fit, 1 + steps))
 
 
 def _tile_choices(path: str, m: int, n: int, options: Options) -> list[tuple[int, int]]:
+    if path == "warpgroup":
+        # Every warpgroup has 64 rows and 64 columns at least.
+        fit = [pair for pair in ((128, 64), (128, 128), (128, 256), (256, 128)) if prod(pair) >= 32 * options.threads]
+        return [
+            pair for pair in fit if m > pair[0] // 2 and n > pair[1] // 2 and options.gemm_tile_n in (None, pair[1])
+        ]
     if path == "tensor":
         widths = [options.gemm_tile_n] if options.gemm_tile_n else ([16, 32, 64] if n > 16 else [16])
         heights = [16, 32, 64] if m > 16 else [16]
@@ -404,6 +429,8 @@ def _depth_step(path: str, chunk: int, outer: int, options: Options) -> int:
     """Depth of one shared-memory step of a tile with so many rows and columns; some steps are under way at a time."""
     if options.gemm_k_tile:
         return options.gemm_k_tile
+    if path == "warpgroup":
+        return 64
     if path == "tensor" and chunk <= 32:
         return 32
     return 128 if path == "tensor" and chunk > 64 and outer <= 64 else 64
@@ -411,25 +438,27 @@ def _depth_step(path: str, chunk: int, outer: int, options: Options) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _best_tiles(
-    path: str, batch: int, shape: tuple[int, int, int], target: Target, options: Options, skew: int
+    paths: tuple[str, ...], batch: int, shape: tuple[int, int, int], target: Target, options: Options, skew: int
 ) -> ProductPlan:
     m, n, k = shape
     best: tuple[float, ProductPlan] | None = None
-    for tile_m, tile_n in _tile_choices(path, m, n, options):
-        for split in SPLITS:
-            chunk = ceil_div(ceil_div(k, split), 32) * 32
-            step = _depth_step(path, chunk, tile_m + tile_n, options)
-            plan = ProductPlan(path, m, n, k, tile_m, tile_n, step, ceil_div(k, chunk), chunk, skew, batch)
-            cost = _tile_cost_us(plan, target)
-            if best is None or cost < best[0] - 1e-9:
-                best = (cost, plan)
+    for path in paths:
+        own_skew = 0 if path == "warpgroup" else skew
+        for tile_m, tile_n in _tile_choices(path, m, n, options):
+            for split in SPLITS:
+                chunk = ceil_div(ceil_div(k, split), 32) * 32
+                step = _depth_step(path, chunk, tile_m + tile_n, options)
+                plan = ProductPlan(path, m, n, k, tile_m, tile_n, step, ceil_div(k, chunk), chunk, own_skew, batch)
+                cost = _tile_cost_us(plan, target)
+                if best is None or cost < best[0] - 1e-9:
+                    best = (cost, plan)
     assert best is not None
     return best[1]
 
 
 def product_cost_us(plan: ProductPlan, target: Target, threads: int) -> float:
     """Estimated time of a product on the whole grid, whatever its path."""
-    if plan.path in ("tile", "tensor"):
+    if plan.path == "tile" or plan.is_tensor_tile:
         return _tile_cost_us(plan, target)
     if plan.path == "panel":
         return _panel_cost_us(plan, target, threads)
@@ -635,7 +664,7 @@ def _tile_cost_us(plan: ProductPlan, target: Target) -> float:
     depth = min(plan.chunk, plan.k)
     steps = ceil_div(depth, plan.tile_k)
     waves = ceil_div(plan.num_pieces, target.num_sms)
-    if plan.path == "tensor":
+    if plan.is_tensor_tile:
         step_us = _tensor_step_cycles(plan, target) / _CYCLES_PER_US
         cost = waves * (_TENSOR_PIECE_US + steps * step_us + outputs * _TENSOR_OUTPUT_US)
     else:
@@ -653,7 +682,10 @@ def _tensor_step_cycles(plan: ProductPlan, target: Target) -> float:
     their way from L2, of which each multiprocessor has its share; or its share of the way's latency, which the
     steps under way have together.
     """
-    multiply = plan.tile_k / 16 * max(_TENSOR_LEAST_CYCLES, 16 * plan.tile_m * plan.tile_n / _TENSOR_FMAS_PER_CYCLE)
+    if plan.path == "warpgroup":
+        multiply = plan.tile_k * plan.tile_m * plan.tile_n / _WARPGROUP_FMAS_PER_CYCLE
+    else:
+        multiply = plan.tile_k / 16 * max(_TENSOR_LEAST_CYCLES, 16 * plan.tile_m * plan.tile_n / _TENSOR_FMAS_PER_CYCLE)
     busy = min(1.0, plan.num_pieces / target.num_sms)
     fetch = 2 * plan.tile_k * (plan.tile_m + plan.tile_n) / min(_FETCH_BYTES_PER_CYCLE, _L2_BYTES_PER_CYCLE / busy)
     return max(multiply, fetch, _FETCH_CYCLES / (pipeline_stages(plan, target) - 1))

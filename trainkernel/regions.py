@@ -564,6 +564,6 @@ def _stage_us(operation: Operation, target: Target, options: Options) -> float:
         return evaluations / 4 / _BLOCK_EVALUATIONS_PER_US / target.num_sms
     if kind == "product":
         plan = plan_product(operation, target, options)
-        extra_us = _TENSOR_STAGE_US if plan.path == "tensor" else 0.0
+        extra_us = _TENSOR_STAGE_US if plan.is_tensor_tile else 0.0
         return target.grid_barrier_us + product_cost_us(plan, target, options.threads) + extra_us
     return target.grid_barrier_us + _GRID_PART_US

@@ -23,6 +23,11 @@ from trainkernel.shared import epilogue_cost, is_streamed
 _LARGE_TILE = 4096
 _LARGE_BATCH = 8
 """Results that a thread of a tile with more outputs than that computes before it stores them."""
+_TILE_TEMPLATES = {
+    "tile": {"product_tile"},
+    "tensor": {"product_tensor", "product_pipeline"},
+    "warpgroup": {"product_tensor", "product_warpgroup"},
+}
 _FORMATS = {"float16": "TkFloat16Format", "bfloat16": "TkBfloat16Format"}
 
 
@@ -207,19 +212,23 @@ class ProductBody(TaskBody):
         return [*lines, *product, *tail]
 
     def _tiles(self, plan: ProductPlan, root: Operation) -> list[str]:
-        tensor = plan.path == "tensor"
-        self.templates |= {"product_operand"} | ({"product_tensor", "product_pipeline"} if tensor else {"product_tile"})
+        tensor = plan.is_tensor_tile
+        self.templates |= {"product_operand"} | _TILE_TEMPLATES[plan.path]
         lines, operands, (along_a, along_b), batch = self._tile_operands(plan, root)
         shared = self._reserve_tiles(plan, along_a, along_b)
         plain = all(operand.startswith("tk_") for operand in operands)
-        name = "tk_pipeline_sums" if tensor else "tk_matrix_sums" if plain else "tk_tile_sums"
         skew = self._skew(plan)
-        tile = [str(size) for size in (plan.tile_m, plan.tile_n, plan.tile_k)]
-        if tensor:
-            tile = [_FORMATS[self._operands(root)[1].dtype], *tile, str(self._stages(plan)), str(self.threads)]
+        if plan.path == "tensor":
+            name = "tk_pipeline_sums"
+            tile = [plan.tile_m, plan.tile_n, plan.tile_k, self._stages(plan), self.threads, skew]
+        elif plan.path == "warpgroup":
+            name = "tk_warpgroup_sums"
+            tile = [plan.tile_m, plan.tile_n, self._stages(plan), self.threads]
         else:
-            tile += [str(self.threads), str(tile_groups(plan, self.threads))]
-        sizes = ", ".join([*tile, str(skew), flag(along_a), flag(along_b)])
+            name = "tk_matrix_sums" if plain else "tk_tile_sums"
+            tile = [plan.tile_m, plan.tile_n, plan.tile_k, self.threads, tile_groups(plan, self.threads), skew]
+        format_of = [_FORMATS[self._operands(root)[1].dtype]] if tensor else []
+        sizes = ", ".join([*format_of, *map(str, tile), flag(along_a), flag(along_b)])
         bounds = f"m0, n0, {plan.m}, {plan.n}, {self._begin}, {self._end}, {shared}"
         lines.append(f"const float* sums = {name}<{sizes}>({bounds}, {operands[0]}, {operands[1]});")
         coordinates, element = self._tile_place(plan, root, batch)
@@ -238,7 +247,7 @@ class ProductBody(TaskBody):
         if outputs > _LARGE_TILE:
             batch = _LARGE_BATCH
         whole = plan.m % plan.tile_m == plan.n % plan.tile_n == outputs % (batch * self.threads) == 0
-        groups = 1 if plan.path == "tensor" else tile_groups(plan, self.threads)
+        groups = 1 if plan.is_tensor_tile else tile_groups(plan, self.threads)
         sizes = f"{plan.tile_m}, {plan.tile_n}, {self.threads}, {groups}, {stride}, {batch}, {flag(whole)}, {results}"
         bounds = f"m0, n0, {plan.m}, {plan.n}, sums"
         return [*lines, f"tk_tile_store<{sizes}>({bounds}, compute, write);"]
@@ -308,7 +317,7 @@ class ProductBody(TaskBody):
 
     def _skew(self, plan: ProductPlan) -> int:
         """Padding of shared-memory rows in elements."""
-        return plan.skew_bytes // (2 if plan.path == "tensor" else 4)
+        return plan.skew_bytes // (2 if plan.is_tensor_tile else 4)
 
     def _reserve_tiles(self, plan: ProductPlan, along_a: bool, along_b: bool) -> str:
         """Reserve shared memory for the steps and the sums, which take their place."""
@@ -317,13 +326,13 @@ class ProductBody(TaskBody):
         for outer, along_k in ((plan.tile_m, along_a), (plan.tile_n, along_b)):
             row, count = (plan.tile_k, outer) if along_k else (outer, plan.tile_k)
             elements += (row + skew) * count
-        if plan.path == "tensor":
+        if plan.is_tensor_tile:
             self.shared_bytes = max(self._stages(plan) * 2 * elements, 4 * plan.tile_m * (plan.tile_n + 4))
         else:
             sums = tile_groups(plan, self.threads) * plan.tile_m * (plan.tile_n + skew)
             self.shared_bytes = 4 * max(2 * elements, sums)
         self.needs_free_shared = True
-        return "(unsigned short*)shared" if plan.path == "tensor" else "(float*)shared"
+        return "(unsigned short*)shared" if plan.is_tensor_tile else "(float*)shared"
 
     def _plain_matrix(self, operand: TensorSpec, plan: ProductPlan, along_k: bool) -> str | None:
         """``tk_matrix(...)`` of an operand [..., k, outer] that is a view of memory, or its cast; else None.
@@ -331,18 +340,18 @@ class ProductBody(TaskBody):
         A cast to the operand's dtype disappears, because the tensor-core step rounds to it anyway.
         """
         operand_dtype = operand.dtype
-        if plan.path == "tensor":
+        if plan.is_tensor_tile:
             operand = cast_source(operand, self.scope.inlined)
         if operand.buffer in self.scope.inlined:
             return None
         storage = self.frame.storage(operand.buffer)
-        plain = ("float32", "float16", "bfloat16") if plan.path == "tensor" else ("float32",)
+        plain = ("float32", "float16", "bfloat16") if plan.is_tensor_tile else ("float32",)
         if storage.space == "scalar" or storage.dtype not in plain or storage.padding:
             return None
         depth_stride, outer_stride = operand.strides[-2:]
         unit, other = (depth_stride, outer_stride) if along_k else (outer_stride, depth_stride)
         run = operand.shape[-2] if along_k else operand.shape[-1]
-        group = 8 if plan.path == "tensor" and storage.dtype == operand_dtype else 4
+        group = 8 if plan.is_tensor_tile and storage.dtype == operand_dtype else 4
         sizes = [other, run, operand.offset + storage.element_offset]
         sizes += [plan.chunk] if along_k and plan.split > 1 else []
         sizes += operand.strides[:-2] if plan.batch > 1 else ()
@@ -351,9 +360,7 @@ class ProductBody(TaskBody):
         base = f"{pointer} + {operand.offset}" if operand.offset else pointer
         if plan.batch > 1 and operand.strides[0]:
             base += f" + batch * {operand.strides[0]}"
-        whole = (
-            plan.path == "tensor" and storage.space == "arena" and all(step % group == 0 for _, step in storage.steps)
-        )
+        whole = plan.is_tensor_tile and storage.space == "arena" and all(step % group == 0 for _, step in storage.steps)
         if vector and whole:
             return f"tk_aligned_matrix({base}, {outer_stride}, {depth_stride})"
         return f"tk_matrix({base}, {outer_stride}, {depth_stride}, {flag(vector)})"
@@ -376,7 +383,7 @@ def _tile_origin(plan: ProductPlan, tile: str) -> list[str]:
     column by column, so that blocks that run at the same time share what they fetch.
     """
     tiles_m, tiles_n = ceil_div(plan.m, plan.tile_m), ceil_div(plan.n, plan.tile_n)
-    if plan.path != "tensor" or tiles_m <= GROUPED_ROWS or tiles_n <= GROUPED_ROWS:
+    if not plan.is_tensor_tile or tiles_m <= GROUPED_ROWS or tiles_n <= GROUPED_ROWS:
         return [
             f"const tk_index m0 = (tk_index)({tile}) / {tiles_n} * {plan.tile_m};",
             f"const tk_index n0 = (tk_index)({tile}) % {tiles_n} * {plan.tile_n};",
