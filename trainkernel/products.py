@@ -212,10 +212,15 @@ def tensor_format(a: TensorSpec, b: TensorSpec, options: Options) -> str:
 
 
 def _on_best_cores(plan: ProductPlan, tensor: str, threads: int) -> ProductPlan:
-    """The plan of a product near a block with its faster way to multiply."""
+    """The plan of a product near a block with its faster way to multiply.
+
+    16-bit operands would have to become float32 for the other one, which takes longer than it saves.
+    """
     if not tensor or not plan.num_outputs * plan.tile_k or (tensor == "tf32" and plan.tile_k % TENSOR_DEPTHS[tensor]):
         return plan
     on_tensor_cores = replace(plan, tensor=tensor)
+    if tensor in SIXTEEN_BIT_FORMATS:
+        return on_tensor_cores
     faster = multiply_cycles(on_tensor_cores, threads) < multiply_cycles(plan, threads)
     return on_tensor_cores if faster else plan
 
@@ -281,13 +286,14 @@ def filled_shape(outer: int, depth: int, along_k: bool) -> tuple[int, int, int]:
     return rows, columns, columns + SIXTEEN_BIT_PAD
 
 
-def filled_bytes(plan: ProductPlan) -> int:
-    """A bound of the scratch of both operands of a 16-bit product near a block, where they are evaluated before it."""
-    total = 0
-    for outer in (plan.tile_m, plan.tile_n):
-        shapes = [filled_shape(outer, plan.tile_k, along) for along in (False, True)]
-        total += max(2 * rows * stride for rows, _, stride in shapes)
-    return total
+def filled_bytes(plan: ProductPlan) -> tuple[int, int]:
+    """Bounds of the scratch of the operands of a 16-bit product near a block, where they are evaluated before it."""
+    return _filled_operand_bytes(plan.tile_m, plan.tile_k), _filled_operand_bytes(plan.tile_n, plan.tile_k)
+
+
+def _filled_operand_bytes(outer: int, depth: int) -> int:
+    shapes = [filled_shape(outer, depth, along) for along in (False, True)]
+    return max(2 * rows * stride for rows, _, stride in shapes)
 
 
 def block_scratch_bytes(
@@ -299,7 +305,7 @@ def block_scratch_bytes(
     """
     a, b = operation.inputs[-2:]
     if plan.tensor in SIXTEEN_BIT_FORMATS:
-        return filled_bytes(plan) + block_sums_bytes(plan, threads, 0.0, target)
+        return sum(filled_bytes(plan)) + block_sums_bytes(plan, threads, 0.0, target)
     sums = block_sums_bytes(plan, threads, 0.0 if plan.split > 1 else _MAX_UNROLLED_COST + 1, target)
     needs = []
     for operand, outer in ((a, plan.tile_m), (b, plan.tile_n)):
@@ -573,7 +579,7 @@ def stores_pairs(plan: ProductPlan, threads: int, epilogue_cost: float, target: 
         return False
     if 4 * tile.units * epilogue_cost <= _MAX_PAIRS_COST:
         return True
-    operands_bytes = filled_bytes(plan) if plan.tensor in SIXTEEN_BIT_FORMATS else 0
+    operands_bytes = sum(filled_bytes(plan)) if plan.tensor in SIXTEEN_BIT_FORMATS else 0
     return operands_bytes + _tensor_sums_bytes(plan, tile) > target.shared_bytes_per_block
 
 
