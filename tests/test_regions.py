@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -210,6 +211,26 @@ def test_what_stays_near_a_block_over_its_pieces(layers: tuple[int, ...], shared
     assert all(found == outputs[0] for found in outputs)
     assert all(found <= wanted for found, wanted in zip(near[1], near[0], strict=True))
     assert near[1] != near[0] or shared_kib == 227 or layers[0] == 6
+
+
+def test_a_relu_of_rounded_numbers_is_not_rounded_again() -> None:
+    """The same numbers all the same, NaN, infinite and subnormal ones too."""
+    b = ProgramBuilder()
+    x, y = b.input("x", (64,), "bfloat16"), b.input("y", (64,))
+    rounded = b.op("relu", b.op("add", x, x, dtype="bfloat16"), dtype="bfloat16")
+    program = b.build([rounded, b.op("relu", y, dtype="bfloat16")])
+    inputs = random_inputs(program)
+    inputs[0].view(np.uint16)[:6] = [0x7FC1, 0xFF81, 0x7F80, 0xFF80, 0x0001, 0x8001]
+    generated = generate(program)
+    found = emulate(generated, inputs).outputs
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = reference.run(program, inputs)
+    for mine, right in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(mine, np.float32), np.asarray(right, np.float32))
+    (first,), (second,) = (
+        re.findall(rf"const float v_{spec.buffer} = (.*);", generated.source) for spec in program.outputs
+    )
+    assert "tk_round_bfloat16" not in first and "tk_round_bfloat16" in second
 
 
 def test_weights_are_rounded_anew_in_each_step_of_a_loop() -> None:

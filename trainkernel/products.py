@@ -33,7 +33,7 @@ MAX_THREAD_COUNT = 16
 MAX_SPLIT = 32
 MIN_COLUMN_PARTIALS = 1024
 MAX_PIECE_COUNT = 64
-MAX_WARP_COUNT = 128
+MAX_WARP_COUNT = 256
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 THIN_CHUNK = 32
 # Costs behind the choice of tiles, microseconds, with 256 threads per block; measured on an H200.
@@ -70,15 +70,17 @@ SIXTEEN_BIT_PAD = 8
 TENSOR_DEPTHS = {"tf32": 8, "float16": 16, "bfloat16": 16}
 """Depth of one step of a warp, by format."""
 SIXTEEN_BIT_FORMATS = ("float16", "bfloat16")
-# Cycles of such a step by the units of a warp: of its chain of instructions, and more for each warp that is at work.
-_SIXTEEN_BIT_CYCLES = {2: (70.0, 7.0), 4: (80.0, 14.0)}
+# Cycles of such a step by the rows and units of a warp: of its chain of instructions, and more for each warp that is
+# at work. Those of two rows are what shared memory needs for the operands, in proportion to one row.
+_SIXTEEN_BIT_CYCLES = {(1, 2): (70.0, 7.0), (1, 4): (80.0, 14.0), (2, 4): (110.0, 18.0)}
 _TENSOR_STEP_CYCLES = {
-    "tf32": {1: (80.0, 5.0), 2: (90.0, 8.0), 4: (110.0, 15.0)},
+    "tf32": {(1, 1): (80.0, 5.0), (1, 2): (90.0, 8.0), (1, 4): (110.0, 15.0)},
     "float16": _SIXTEEN_BIT_CYCLES,
     "bfloat16": _SIXTEEN_BIT_CYCLES,
 }
 _TENSOR_START_CYCLES = 100.0
 _TENSOR_ROUND_CYCLES = 60.0
+_TENSOR_FINISH_CYCLES = 200.0
 _MAX_TILE_SUMS = 32
 MAX_PANEL_BYTES = 200 * 1024
 MAX_STAGED_BYTES = 150 * 1024
@@ -503,13 +505,14 @@ def block_tile(m: int, n: int, k: int, threads: int) -> BlockTile:
 
 @dataclass(frozen=True)
 class TensorTile:
-    """How the warps of a block share a product on tensor cores: sums of 16 x 8 ``units`` at a time.
+    """How the warps of a block share a product on tensor cores: sums of 16 ``rows`` x 8 ``units`` at a time.
 
-    ``swapped``: the 16 lie along n, and the units along m. Warp ``w`` is number ``w % 2**log_m`` along the 16s,
+    ``swapped``: the rows lie along n, and the units along m. Warp ``w`` is number ``w % 2**log_m`` along the rows,
     ``w // 2**log_m % 2**log_n`` along the units, then one of ``groups`` along the depth, each of which has ``depth``.
     """
 
     swapped: bool
+    rows: int
     units: int
     log_m: int
     log_n: int
@@ -533,10 +536,10 @@ def _tensor_tile(m: int, n: int, k: int, tensor: str, warps: int) -> TensorTile:
     steps = ceil_div(k, TENSOR_DEPTHS[tensor])
     for swapped in (False, True):
         rows, columns = (n, m) if swapped else (m, n)
-        for units in _TENSOR_STEP_CYCLES[tensor]:
-            if units > 2 and columns <= 4 * units:
+        for sixteens, units in _TENSOR_STEP_CYCLES[tensor]:
+            if (units > 2 and columns <= 4 * units) or (sixteens > 1 and rows <= 16):
                 continue
-            tiles_m, tiles_n = ceil_div(rows, 16), ceil_div(columns, 8 * units)
+            tiles_m, tiles_n = ceil_div(rows, 16 * sixteens), ceil_div(columns, 8 * units)
             for log_m in range(warps.bit_length()):
                 for log_n in range(warps.bit_length() - log_m):
                     if (1 << log_m) >= 2 * tiles_m or (1 << log_n) >= 2 * tiles_n:
@@ -545,7 +548,7 @@ def _tensor_tile(m: int, n: int, k: int, tensor: str, warps: int) -> TensorTile:
                     for groups in sorted({1, most}):
                         own = ceil_div(steps, groups)
                         tile = TensorTile(
-                            swapped, units, log_m, log_n, ceil_div(steps, own), own * TENSOR_DEPTHS[tensor]
+                            swapped, sixteens, units, log_m, log_n, ceil_div(steps, own), own * TENSOR_DEPTHS[tensor]
                         )
                         cost = tensor_tile_cycles(tile, m, n, tensor)
                         if best is None or cost < best[0]:
@@ -555,14 +558,19 @@ def _tensor_tile(m: int, n: int, k: int, tensor: str, warps: int) -> TensorTile:
 
 
 def tensor_tile_cycles(tile: TensorTile, m: int, n: int, tensor: str) -> float:
-    """Cycles of a multiprocessor: rounds of steps, each one warp's chain and the issue of all warps; then the sums."""
+    """Cycles of a multiprocessor: rounds of steps, each one warp's chain and the issue of all warps; then the sums.
+
+    Those of several groups, or of a tile that lies across, take a detour through shared memory.
+    """
     rows, columns = (n, m) if tile.swapped else (m, n)
-    tiles_m, tiles_n = ceil_div(rows, 16), ceil_div(columns, 8 * tile.units)
+    tiles_m, tiles_n = ceil_div(rows, 16 * tile.rows), ceil_div(columns, 8 * tile.units)
     rounds = ceil_div(tiles_m, 1 << tile.log_m) * ceil_div(tiles_n, 1 << tile.log_n)
     active = min(tiles_m, 1 << tile.log_m) * min(tiles_n, 1 << tile.log_n) * tile.groups
-    chain, issue = _TENSOR_STEP_CYCLES[tensor][tile.units]
+    chain, issue = _TENSOR_STEP_CYCLES[tensor][tile.rows, tile.units]
     steps = tile.depth / TENSOR_DEPTHS[tensor]
     stored = 2 * tile.groups * m * n / 32
+    if tile.groups > 1 or tile.swapped:
+        stored += _TENSOR_FINISH_CYCLES + tile.groups * m * n / 32
     return _TENSOR_START_CYCLES + rounds * (_TENSOR_ROUND_CYCLES + steps * (chain + issue * active)) + stored
 
 

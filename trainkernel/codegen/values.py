@@ -221,6 +221,9 @@ class ValueScope:
             pairs = zip(operation.inputs, operand_domains(operation), strict=True)
             arguments = [self.operand(operand, coordinates, own) for operand, own in pairs]
             text = OPS[operation.op].expression(arguments, operation.attrs, domain)
+            dtypes = {spec.dtype for spec in (*operation.tensor_inputs, *operation.outputs)}
+            if OPS[operation.op].picks and len(dtypes) == 1 and domain == "float32":
+                return text
         return self._task.rounded(text, domain, operation.outputs[0].dtype)
 
     # ------------------------------------------------------------------ for indexed operations
