@@ -191,7 +191,7 @@ def test_a_block_adds_up_its_pieces(dtype: str) -> None:
         assert outputs == first
 
 
-@pytest.mark.parametrize("layers", [(6, 16, 4), (16, 32, 32, 3), (32, 64, 2)])
+@pytest.mark.parametrize("layers", [(40, 49, 17), (16, 32, 32, 3), (32, 64, 2)])
 @pytest.mark.parametrize("shared_kib", [227, 24, 16])
 def test_what_stays_near_a_block_over_its_pieces(layers: tuple[int, ...], shared_kib: int) -> None:
     """Weights rounded once, and partial results: as many as fit, with the same bits on any grid and whatever fits."""
@@ -204,13 +204,13 @@ def test_what_stays_near_a_block_over_its_pieces(layers: tuple[int, ...], shared
         (region,) = (task.region for stage in generated.schedule.stages for task in stage.tasks if task.region)
         partials = {part.root.outputs[0].buffer for part in region.parts if part.root and "slices" in part.root.attrs}
         near.append((set(region.shared.rounded), set(region.shared.sums)))
-        assert near[0] == (near[0][0], partials) and {matrix.buffer for matrix in near[0][0]} >= {"w0", "w1"}
+        assert near[0][1] == partials and "w0" in {matrix.buffer for matrix in near[0][0]}
         for num_blocks in (1, 2, 3):
             found = emulate(generated, inputs, num_blocks=num_blocks, order=num_blocks).outputs
             outputs.append([bits(output) for output in found])
     assert all(found == outputs[0] for found in outputs)
     assert all(found <= wanted for found, wanted in zip(near[1], near[0], strict=True))
-    assert near[1] != near[0] or shared_kib == 227 or layers[0] == 6
+    assert near[1] != near[0] or shared_kib == 227
 
 
 def test_a_relu_of_rounded_numbers_is_not_rounded_again() -> None:

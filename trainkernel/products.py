@@ -216,14 +216,17 @@ def tensor_format(a: TensorSpec, b: TensorSpec, options: Options) -> str:
 def _on_best_cores(plan: ProductPlan, tensor: str, threads: int) -> ProductPlan:
     """The plan of a product near a block with its faster way to multiply.
 
-    16-bit operands would have to become float32 for the other one, which takes longer than it saves.
+    For the FMA units 16-bit operands become float32 one by one, and many sums take a detour through shared memory.
     """
     if not tensor or not plan.num_outputs * plan.tile_k or (tensor == "tf32" and plan.tile_k % TENSOR_DEPTHS[tensor]):
         return plan
     on_tensor_cores = replace(plan, tensor=tensor)
+    fma_cycles = multiply_cycles(plan, threads)
     if tensor in SIXTEEN_BIT_FORMATS:
-        return on_tensor_cores
-    faster = multiply_cycles(on_tensor_cores, threads) < multiply_cycles(plan, threads)
+        outputs = plan.tile_m * plan.tile_n
+        fma_cycles += (plan.tile_m + plan.tile_n) * plan.tile_k / 16
+        fma_cycles += outputs / 4 if outputs > 4 * threads else 0
+    faster = multiply_cycles(on_tensor_cores, threads) < fma_cycles
     return on_tensor_cores if faster else plan
 
 
