@@ -33,7 +33,7 @@ MAX_THREAD_COUNT = 16
 MAX_SPLIT = 32
 MIN_COLUMN_PARTIALS = 1024
 MAX_PIECE_COUNT = 64
-MAX_WARP_COUNT = 128
+MAX_WARP_COUNT = 256
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 THIN_CHUNK = 32
 # Costs behind the choice of tiles, microseconds, with 256 threads per block; measured on an H200.
@@ -71,15 +71,17 @@ SIXTEEN_BIT_PAD = 8
 TENSOR_DEPTHS = {"tf32": 8, "float16": 16, "bfloat16": 16}
 """Depth of one step of a warp, by format."""
 SIXTEEN_BIT_FORMATS = ("float16", "bfloat16")
-# Cycles of such a step by the units of a warp: of its chain of instructions, and more for each warp that is at work.
-_SIXTEEN_BIT_CYCLES = {2: (70.0, 7.0), 4: (80.0, 14.0)}
+# Cycles of such a step by the rows and units of a warp: of its chain of instructions, and more for each warp that is
+# at work. Those of two rows are what shared memory needs for the operands, in proportion to one row.
+_SIXTEEN_BIT_CYCLES = {(1, 2): (70.0, 7.0), (1, 4): (80.0, 14.0), (2, 4): (110.0, 18.0)}
 _TENSOR_STEP_CYCLES = {
-    "tf32": {1: (80.0, 5.0), 2: (90.0, 8.0), 4: (110.0, 15.0)},
+    "tf32": {(1, 1): (80.0, 5.0), (1, 2): (90.0, 8.0), (1, 4): (110.0, 15.0)},
     "float16": _SIXTEEN_BIT_CYCLES,
     "bfloat16": _SIXTEEN_BIT_CYCLES,
 }
 _TENSOR_START_CYCLES = 100.0
 _TENSOR_ROUND_CYCLES = 60.0
+_TENSOR_FINISH_CYCLES = 200.0
 _MAX_TILE_SUMS = 32
 MAX_PANEL_BYTES = 200 * 1024
 MAX_STAGED_BYTES = 150 * 1024
@@ -227,11 +229,19 @@ def tensor_format(a: TensorSpec, b: TensorSpec, options: Options) -> str:
 
 
 def _on_best_cores(plan: ProductPlan, tensor: str, threads: int) -> ProductPlan:
-    """The plan of a product near a block with its faster way to multiply."""
+    """The plan of a product near a block with its faster way to multiply.
+
+    For the FMA units 16-bit operands become float32 one by one, and many sums take a detour through shared memory.
+    """
     if not tensor or not plan.num_outputs * plan.tile_k or (tensor == "tf32" and plan.tile_k % TENSOR_DEPTHS[tensor]):
         return plan
     on_tensor_cores = replace(plan, tensor=tensor)
-    faster = multiply_cycles(on_tensor_cores, threads) < multiply_cycles(plan, threads)
+    fma_cycles = multiply_cycles(plan, threads)
+    if tensor in SIXTEEN_BIT_FORMATS:
+        outputs = plan.tile_m * plan.tile_n
+        fma_cycles += (plan.tile_m + plan.tile_n) * plan.tile_k / 16
+        fma_cycles += outputs / 4 if outputs > 4 * threads else 0
+    faster = multiply_cycles(on_tensor_cores, threads) < fma_cycles
     return on_tensor_cores if faster else plan
 
 
@@ -296,13 +306,14 @@ def filled_shape(outer: int, depth: int, along_k: bool) -> tuple[int, int, int]:
     return rows, columns, columns + SIXTEEN_BIT_PAD
 
 
-def filled_bytes(plan: ProductPlan) -> int:
-    """A bound of the scratch of both operands of a 16-bit product near a block, where they are evaluated before it."""
-    total = 0
-    for outer in (plan.tile_m, plan.tile_n):
-        shapes = [filled_shape(outer, plan.tile_k, along) for along in (False, True)]
-        total += max(2 * rows * stride for rows, _, stride in shapes)
-    return total
+def filled_bytes(plan: ProductPlan) -> tuple[int, int]:
+    """Bounds of the scratch of the operands of a 16-bit product near a block, where they are evaluated before it."""
+    return _filled_operand_bytes(plan.tile_m, plan.tile_k), _filled_operand_bytes(plan.tile_n, plan.tile_k)
+
+
+def _filled_operand_bytes(outer: int, depth: int) -> int:
+    shapes = [filled_shape(outer, depth, along) for along in (False, True)]
+    return max(2 * rows * stride for rows, _, stride in shapes)
 
 
 def block_scratch_bytes(
@@ -314,7 +325,7 @@ def block_scratch_bytes(
     """
     a, b = operation.inputs[-2:]
     if plan.tensor in SIXTEEN_BIT_FORMATS:
-        return filled_bytes(plan) + block_sums_bytes(plan, threads, 0.0, target)
+        return sum(filled_bytes(plan)) + block_sums_bytes(plan, threads, 0.0, target)
     sums = block_sums_bytes(plan, threads, 0.0 if plan.split > 1 else _MAX_UNROLLED_COST + 1, target)
     needs = []
     for operand, outer in ((a, plan.tile_m), (b, plan.tile_n)):
@@ -526,13 +537,14 @@ def block_tile(m: int, n: int, k: int, threads: int) -> BlockTile:
 
 @dataclass(frozen=True)
 class TensorTile:
-    """How the warps of a block share a product on tensor cores: sums of 16 x 8 ``units`` at a time.
+    """How the warps of a block share a product on tensor cores: sums of 16 ``rows`` x 8 ``units`` at a time.
 
-    ``swapped``: the 16 lie along n, and the units along m. Warp ``w`` is number ``w % 2**log_m`` along the 16s,
+    ``swapped``: the rows lie along n, and the units along m. Warp ``w`` is number ``w % 2**log_m`` along the rows,
     ``w // 2**log_m % 2**log_n`` along the units, then one of ``groups`` along the depth, each of which has ``depth``.
     """
 
     swapped: bool
+    rows: int
     units: int
     log_m: int
     log_n: int
@@ -556,10 +568,10 @@ def _tensor_tile(m: int, n: int, k: int, tensor: str, warps: int) -> TensorTile:
     steps = ceil_div(k, TENSOR_DEPTHS[tensor])
     for swapped in (False, True):
         rows, columns = (n, m) if swapped else (m, n)
-        for units in _TENSOR_STEP_CYCLES[tensor]:
-            if units > 2 and columns <= 4 * units:
+        for sixteens, units in _TENSOR_STEP_CYCLES[tensor]:
+            if (units > 2 and columns <= 4 * units) or (sixteens > 1 and rows <= 16):
                 continue
-            tiles_m, tiles_n = ceil_div(rows, 16), ceil_div(columns, 8 * units)
+            tiles_m, tiles_n = ceil_div(rows, 16 * sixteens), ceil_div(columns, 8 * units)
             for log_m in range(warps.bit_length()):
                 for log_n in range(warps.bit_length() - log_m):
                     if (1 << log_m) >= 2 * tiles_m or (1 << log_n) >= 2 * tiles_n:
@@ -568,7 +580,7 @@ def _tensor_tile(m: int, n: int, k: int, tensor: str, warps: int) -> TensorTile:
                     for groups in sorted({1, most}):
                         own = ceil_div(steps, groups)
                         tile = TensorTile(
-                            swapped, units, log_m, log_n, ceil_div(steps, own), own * TENSOR_DEPTHS[tensor]
+                            swapped, sixteens, units, log_m, log_n, ceil_div(steps, own), own * TENSOR_DEPTHS[tensor]
                         )
                         cost = tensor_tile_cycles(tile, m, n, tensor)
                         if best is None or cost < best[0]:
@@ -578,14 +590,19 @@ def _tensor_tile(m: int, n: int, k: int, tensor: str, warps: int) -> TensorTile:
 
 
 def tensor_tile_cycles(tile: TensorTile, m: int, n: int, tensor: str) -> float:
-    """Cycles of a multiprocessor: rounds of steps, each one warp's chain and the issue of all warps; then the sums."""
+    """Cycles of a multiprocessor: rounds of steps, each one warp's chain and the issue of all warps; then the sums.
+
+    Those of several groups, or of a tile that lies across, take a detour through shared memory.
+    """
     rows, columns = (n, m) if tile.swapped else (m, n)
-    tiles_m, tiles_n = ceil_div(rows, 16), ceil_div(columns, 8 * tile.units)
+    tiles_m, tiles_n = ceil_div(rows, 16 * tile.rows), ceil_div(columns, 8 * tile.units)
     rounds = ceil_div(tiles_m, 1 << tile.log_m) * ceil_div(tiles_n, 1 << tile.log_n)
     active = min(tiles_m, 1 << tile.log_m) * min(tiles_n, 1 << tile.log_n) * tile.groups
-    chain, issue = _TENSOR_STEP_CYCLES[tensor][tile.units]
+    chain, issue = _TENSOR_STEP_CYCLES[tensor][tile.rows, tile.units]
     steps = tile.depth / TENSOR_DEPTHS[tensor]
     stored = 2 * tile.groups * m * n / 32
+    if tile.groups > 1 or tile.swapped:
+        stored += _TENSOR_FINISH_CYCLES + tile.groups * m * n / 32
     return _TENSOR_START_CYCLES + rounds * (_TENSOR_ROUND_CYCLES + steps * (chain + issue * active)) + stored
 
 
@@ -602,7 +619,7 @@ def stores_pairs(plan: ProductPlan, threads: int, epilogue_cost: float, target: 
         return False
     if 4 * tile.units * epilogue_cost <= _MAX_PAIRS_COST:
         return True
-    operands_bytes = filled_bytes(plan) if plan.tensor in SIXTEEN_BIT_FORMATS else 0
+    operands_bytes = sum(filled_bytes(plan)) if plan.tensor in SIXTEEN_BIT_FORMATS else 0
     return operands_bytes + _tensor_sums_bytes(plan, tile) > target.shared_bytes_per_block
 
 

@@ -9,13 +9,13 @@ that run side by side between two barriers; a **scope** says who meets at the ba
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from trainkernel.dtypes import DTYPES
 from trainkernel.ir import Loop, Operation, Program, TensorSpec
 from trainkernel.options import Options
-from trainkernel.products import ProductPlan, ReductionPlan, ScanPlan
+from trainkernel.products import SIXTEEN_BIT_PAD, ProductPlan, ReductionPlan, ScanPlan, ceil_div
 from trainkernel.regions import Split
 from trainkernel.target import Target
 
@@ -89,12 +89,58 @@ class Staged:
 
 
 @dataclass(frozen=True)
+class Rounded:
+    """A matrix from outside of a region in 16 bits, which each block rounds once for the products of all its pieces.
+
+    Row ``i`` begins at element ``offset + i * row_stride`` of the buffer. In shared memory zeros follow in both
+    dims, up to whole steps of tensor cores, so that either may be the depth.
+    """
+
+    buffer: str
+    offset: int
+    rows: int
+    columns: int
+    row_stride: int
+    dtype: str
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns in shared memory, zeros included."""
+        return ceil_div(self.rows, 16) * 16, ceil_div(self.columns, 16) * 16
+
+    @property
+    def stride(self) -> int:
+        """Elements between rows in shared memory."""
+        return self.shape[1] + SIXTEEN_BIT_PAD
+
+    @property
+    def size_bytes(self) -> int:
+        return 2 * self.shape[0] * self.stride
+
+
+@dataclass(frozen=True)
 class SharedLayout:
-    """Byte offsets in a region's shared memory: of slabs and staged copies; scratch begins at ``end_bytes``."""
+    """Byte offsets in a region's shared memory; scratch begins at ``end_bytes``.
+
+    Attributes
+    ----------
+    slabs : mapping of buffer name to SharedPlace
+    staged : mapping of Staged to byte offset
+    end_bytes : int
+    rounded : mapping of Rounded to byte offset
+    sums : mapping of buffer name to SharedPlace
+        Where a block's partial result stays until its last piece, element by element in the thread that adds to it.
+    """
 
     slabs: Mapping[str, SharedPlace]
     staged: Mapping[Staged, int]
     end_bytes: int
+    rounded: Mapping[Rounded, int] = field(default_factory=dict)
+    sums: Mapping[str, SharedPlace] = field(default_factory=dict)
+
+    def at(self, copy: Staged | Rounded) -> int:
+        """The byte offset of a copy."""
+        return self.staged[copy] if isinstance(copy, Staged) else self.rounded[copy]
 
 
 @dataclass(frozen=True)
@@ -208,8 +254,8 @@ class BlockRegion:
     aligned : frozenset of str
         Buffers of which every part touches the piece's own rows alone.
     shared : SharedLayout
-    copies : tuple of tuple of Staged
-        The staged copies that each part reads.
+    copies : tuple of tuple of Staged or Rounded
+        The copies that each part reads.
     scratch : tuple of str or None
         How each part uses scratch: ``"write"``, or ``"read"`` if it waits by itself before it writes there.
     """
@@ -219,7 +265,7 @@ class BlockRegion:
     waits: tuple[bool, ...]
     aligned: frozenset[str]
     shared: SharedLayout
-    copies: tuple[tuple[Staged, ...], ...]
+    copies: tuple[tuple[Staged | Rounded, ...], ...]
     scratch: tuple[str | None, ...]
 
     @property
@@ -231,6 +277,16 @@ class BlockRegion:
     def adds(self) -> str | None:
         """The C condition under which a partial result is added to what the block's pieces before left there."""
         return f"piece % {self.split.slices} != 0" if self.split.slices > 1 else None
+
+    @property
+    def ends(self) -> str:
+        """The C condition under which a piece is the last one of a partial result."""
+        return f"piece % {self.split.slices} == {self.split.slices - 1}"
+
+    @property
+    def is_first(self) -> str:
+        """The C condition under which a piece is the first one of its block."""
+        return f"piece == (int)blockIdx.x{f' * {self.split.slices}' if self.split.slices > 1 else ''}"
 
 
 def runs_whole(part: Task) -> bool:

@@ -10,7 +10,7 @@ from importlib.resources import files
 from trainkernel.codegen.alike import Family, SharedFunction, find_families, share_functions
 from trainkernel.codegen.generated import GeneratedKernel, Region, ScalarSlot, Slot, TaskInfo
 from trainkernel.codegen.host_entry import HostEntryDescription, HostScalar, HostTensor, emit_host_entry
-from trainkernel.codegen.regions import plan_fetches
+from trainkernel.codegen.regions import emit_rounded, plan_fetches
 from trainkernel.codegen.tasks import TaskFunction, emit_task, emit_uniform
 from trainkernel.codegen.text import comment
 from trainkernel.dtypes import DTYPES
@@ -290,11 +290,17 @@ class _Body:
                 "#pragma unroll 1",
                 f"{indent}for (int piece = partial * {slices}; piece < (partial + 1) * {slices}; ++piece) {{",
             ]
-        if groups:
+        if groups or region.shared.rounded:
             self.lines.append(f"{inner}TK_TASK({stage}, {len(self.tasks)});")
         for tables in groups:
-            self.lines += [f"{inner}{fetch.call(threads, tensors, slices)}" for fetch in tables]
+            self.lines += [f"{inner}{fetch.call(threads, tensors, region.is_first)}" for fetch in tables]
             self.lines.append(f"{inner}tk_cp_async_commit();")
+        if region.shared.rounded:
+            name = f"tk_round_{stage}"
+            self.functions.append(emit_rounded(region, frame, self.base, self.scalar, name))
+            self.templates.add("tensor_sums")
+            steps = "".join(f", step_{depth}" for depth in range(frame.depth))
+            self.lines.append(f"{inner}if ({region.is_first}) {name}(p, shared{steps});")
         under_way = len(groups)
         for part, waits in zip(region.parts, region.waits, strict=False):
             lines = self.part(part, stage, frame, region)

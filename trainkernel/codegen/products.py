@@ -296,20 +296,33 @@ class ProductBody(TaskBody):
     def _store_pair(self, buffer: str, first: str, second: str, element: Index) -> list[str]:
         """The statements that write an element of an even place and its neighbour."""
         storage = self.frame.storage(buffer)
-        place = storage.place(element)
+        place, own = storage.place(element), self._own_sum(buffer, element)
         whole = storage.space in ("arena", "shared") and storage.element_offset % 2 == 0
-        whole = whole and all(step % 2 == 0 for _, step in storage.steps) and place.constant % 2 == 0
-        other = [scale for atom, scale in place.terms if atom != Variable("n", self.task.plan.n)]  # type: ignore[union-attr]
-        if not whole or any(scale % 2 for scale in other) or storage.dtype not in ("float32", *_FORMATS):
+        whole = whole and all(step % 2 == 0 for _, step in storage.steps) and self._is_even(place)
+        whole = whole and (own is None or self._is_even(own[1]))
+        if not whole or storage.dtype not in ("float32", *_FORMATS):
             return [self._store(buffer, first, element), self._store(buffer, second, element + 1)]
         self.templates.add("tensor_sums")
         pointer = self.scope.pointer(buffer, storage, const=False)
-        return [f"tk_store_pair({pointer} + ({place}), {first}, {second});"]
+        text = f"tk_store_pair({pointer} + ({place}), {first}, {second});"
+        if own is None or self.region is None:
+            return [text]
+        return [f"if ({self.region.ends}) {text}", f"else tk_store_pair({own[0]} + ({own[1]}), {first}, {second});"]
+
+    def _is_even(self, place: Index) -> bool:
+        """Whether a place is even where the column is."""
+        assert isinstance(self.task.plan, ProductPlan)
+        other = [scale for atom, scale in place.terms if atom != Variable("n", self.task.plan.n)]
+        return place.constant % 2 == 0 and all(scale % 2 == 0 for scale in other)
 
     def _epilogue_batch(self, lines: Sequence[str], outputs: int) -> int:
         """Results that a thread computes before it stores them, where it reads anything for them."""
         reads = any(f"b_{name}[" in line for line in lines for name in self.task.reads)
-        reads |= self.region is not None and self.region.adds is not None
+        reads |= (
+            self.region is not None
+            and self.region.adds is not None
+            and not self.region.shared.sums.keys() & {*self.task.stores}
+        )
         return min(4, ceil_div(outputs, self.threads)) if reads else 1
 
     def _stages(self, plan: ProductPlan) -> int:
