@@ -19,6 +19,8 @@ from trainkernel.options import Options
 from trainkernel.target import Target
 
 GEMV_MIN_DEPTH = 64
+SPLIT_MIN_SIZE = 64
+"""Rows and depth from which a float32 product may be three TF32 ones: the error of a short sum would be larger."""
 GEMV_MIN_BATCHED_OUTPUTS = 8
 THIN_DEPTH = 8
 THIN_ROWS = 4
@@ -47,6 +49,11 @@ _TENSOR_PIECE_US = 1.2
 _TENSOR_OUTPUT_US = 1.0e-4
 _TENSOR_FMAS_PER_CYCLE = 500
 _WARPGROUP_FMAS_PER_CYCLE = 1700
+_COPIED_BYTES_PER_CYCLE = 32
+_TF32_FMAS_PER_CYCLE = 900
+_SPLIT_CYCLES = 0.05
+_SPLIT_PIECE_US = 0.8
+_SPLIT_OUTPUT_US = 1.0e-4
 _TENSOR_LEAST_CYCLES = 60
 _L2_BYTES_PER_CYCLE = 24
 _FETCH_BYTES_PER_CYCLE = 48
@@ -88,6 +95,8 @@ MAX_STAGED_BYTES = 150 * 1024
 MAX_PIPELINE_BYTES = 160 * 1024
 MAX_STAGES = 4
 MAX_WARPGROUP_BYTES = 200 * 1024
+SHARED_SM_BYTES = 112 * 1024
+"""Shared memory of a block up to which two of them share a multiprocessor."""
 MAX_WARPGROUP_STAGES = 6
 GROUPED_ROWS = 8
 """Rows of tiles of a large tensor-core product that are taken together."""
@@ -108,7 +117,8 @@ class ProductPlan:
     path : str
         ``"gemv"`` (one row, depth split over a block's threads), ``"gemv_t"`` (one column),
         ``"thin"`` (one thread per output; all that are not float32), ``"tensor"`` (``mma.sync`` tiles),
-        ``"warpgroup"`` (``wgmma`` tiles, sm_90a),
+        ``"warpgroup"`` (``wgmma`` tiles, sm_90a), ``"split"`` (the same of float32 operands, each the sum of two
+        TF32 numbers),
         ``"tile"`` (float32 FMA tiles), ``"panel"`` (float32 tiles whose operands lie in shared memory over
         their whole depth), ``"block"`` (a piece of a block region: its operands lie in shared memory).
     m, n, k : int
@@ -125,7 +135,8 @@ class ProductPlan:
         Number of independent products of this shape; each has its own tiles.
     tensor : str
         How tensor cores multiply what lies near a block (paths ``"panel"`` and ``"block"``): ``""`` not at
-        all, or the format of their operands: ``"tf32"``, ``"float16"`` or ``"bfloat16"``.
+        all, or the format of their operands: ``"tf32"``, ``"float16"`` or ``"bfloat16"``. Of path ``"split"``:
+        ``"tf32x3"``, three products of TF32 numbers for one, or ``"tf32"``.
     """
 
     path: str
@@ -144,6 +155,11 @@ class ProductPlan:
     @property
     def on_tensor_cores(self) -> bool:
         return self.is_tensor_tile or bool(self.tensor)
+
+    @property
+    def is_tile(self) -> bool:
+        """Whether a block computes a tile of it on the grid, step by step along the depth."""
+        return self.path in ("tile", "split") or self.is_tensor_tile
 
     @property
     def is_tensor_tile(self) -> bool:
@@ -207,7 +223,8 @@ def plan_product(operation: Operation, target: Target, options: Options) -> Prod
     if a.dtype == b.dtype and a.dtype in ("float16", "bfloat16"):
         large = _has_warpgroups(target, options) and min(m, n, k) >= 64
         return _best_tiles(("tensor", "warpgroup") if large else ("tensor",), batch, (m, n, k), target, options, skew)
-    tiles = _best_tiles(("tile",), batch, (m, n, k), target, options, skew)
+    split = _has_warpgroups(target, options) and min(m, k) >= SPLIT_MIN_SIZE and n >= 16
+    tiles = _best_tiles(("tile", "split") if split else ("tile",), batch, (m, n, k), target, options, skew)
     panels = _best_panels(batch, (m, n, k), target, options, tensor_format(a, b, options))
     if panels is None or options.gemm_k_tile or _tile_cost_us(tiles, target) < panels[0]:
         return tiles
@@ -406,7 +423,8 @@ def pipeline_stages(plan: ProductPlan, target: Target) -> int:
     step_bytes = 2 * outer * plan.tile_k + plan.skew_bytes * max(outer, 2 * plan.tile_k)
     steps = ceil_div(min(plan.chunk, plan.k), plan.tile_k)
     if plan.path == "warpgroup":
-        fit = min(target.shared_bytes_per_block, MAX_WARPGROUP_BYTES) // step_bytes
+        most = SHARED_SM_BYTES if plan.tile_m * plan.tile_n <= 128 * 64 else MAX_WARPGROUP_BYTES
+        fit = min(target.shared_bytes_per_block, most) // step_bytes
         return max(3, min(MAX_WARPGROUP_STAGES, fit, 2 + steps))
     fit = min(target.shared_bytes_per_block, MAX_PIPELINE_BYTES) // step_bytes
     return max(2, min(MAX_STAGES, fit, 1 + steps))
@@ -416,6 +434,13 @@ def _tile_choices(path: str, m: int, n: int, options: Options) -> list[tuple[int
     if path == "warpgroup":
         # Every warpgroup has 64 rows and 64 columns at least.
         fit = [pair for pair in ((128, 64), (128, 128), (128, 256), (256, 128)) if prod(pair) >= 32 * options.threads]
+        return [
+            pair for pair in fit if m > pair[0] // 2 and n > pair[1] // 2 and options.gemm_tile_n in (None, pair[1])
+        ]
+    if path == "split":
+        # Every warpgroup has 64 rows and 16 to 64 columns.
+        pairs = [(64, 32), (64, 64), (128, 32), (128, 64), (64, 128)]
+        fit = [pair for pair in pairs if 8 * options.threads <= prod(pair) <= 32 * options.threads]
         return [
             pair for pair in fit if m > pair[0] // 2 and n > pair[1] // 2 and options.gemm_tile_n in (None, pair[1])
         ]
@@ -440,8 +465,8 @@ def _depth_step(path: str, chunk: int, outer: int, options: Options) -> int:
     """Depth of one shared-memory step of a tile with so many rows and columns; some steps are under way at a time."""
     if options.gemm_k_tile:
         return options.gemm_k_tile
-    if path == "warpgroup":
-        return 64
+    if path in ("warpgroup", "split"):
+        return 64 if path == "warpgroup" else 32
     if path == "tensor" and chunk <= 32:
         return 32
     return 128 if path == "tensor" and chunk > 64 and outer <= 64 else 64
@@ -454,12 +479,14 @@ def _best_tiles(
     m, n, k = shape
     best: tuple[float, ProductPlan] | None = None
     for path in paths:
-        own_skew = 0 if path == "warpgroup" else skew
+        own_skew = 0 if path in ("warpgroup", "split") else skew
         for tile_m, tile_n in _tile_choices(path, m, n, options):
             for split in SPLITS:
                 chunk = ceil_div(ceil_div(k, split), 32) * 32
                 step = _depth_step(path, chunk, tile_m + tile_n, options)
                 plan = ProductPlan(path, m, n, k, tile_m, tile_n, step, ceil_div(k, chunk), chunk, own_skew, batch)
+                if path == "split":
+                    plan = replace(plan, tensor="tf32" if options.precision == "tf32" else "tf32x3")
                 cost = _tile_cost_us(plan, target)
                 if best is None or cost < best[0] - 1e-9:
                     best = (cost, plan)
@@ -469,7 +496,7 @@ def _best_tiles(
 
 def product_cost_us(plan: ProductPlan, target: Target, threads: int) -> float:
     """Estimated time of a product on the whole grid, whatever its path."""
-    if plan.path == "tile" or plan.is_tensor_tile:
+    if plan.is_tile:
         return _tile_cost_us(plan, target)
     if plan.path == "panel":
         return _panel_cost_us(plan, target, threads)
@@ -684,6 +711,9 @@ def _tile_cost_us(plan: ProductPlan, target: Target) -> float:
     if plan.is_tensor_tile:
         step_us = _tensor_step_cycles(plan, target) / _CYCLES_PER_US
         cost = waves * (_TENSOR_PIECE_US + steps * step_us + outputs * _TENSOR_OUTPUT_US)
+    elif plan.path == "split":
+        step_us = _split_step_cycles(plan) / _CYCLES_PER_US
+        cost = waves * (_SPLIT_PIECE_US + steps * step_us + outputs * _SPLIT_OUTPUT_US)
     else:
         work = depth * max(_TILE_MIN_DEPTH_US, outputs * _TILE_OUTPUT_US)
         cost = waves * (_PIECE_US + ceil_div(steps, 2) * _STEP_US + work + outputs * _EPILOGUE_OUTPUT_US)
@@ -701,11 +731,19 @@ def _tensor_step_cycles(plan: ProductPlan, target: Target) -> float:
     """
     if plan.path == "warpgroup":
         multiply = plan.tile_k * plan.tile_m * plan.tile_n / _WARPGROUP_FMAS_PER_CYCLE
-    else:
-        multiply = plan.tile_k / 16 * max(_TENSOR_LEAST_CYCLES, 16 * plan.tile_m * plan.tile_n / _TENSOR_FMAS_PER_CYCLE)
+        return max(multiply, 2 * plan.tile_k * (plan.tile_m + plan.tile_n) / _COPIED_BYTES_PER_CYCLE)
+    multiply = plan.tile_k / 16 * max(_TENSOR_LEAST_CYCLES, 16 * plan.tile_m * plan.tile_n / _TENSOR_FMAS_PER_CYCLE)
     busy = min(1.0, plan.num_pieces / target.num_sms)
     fetch = 2 * plan.tile_k * (plan.tile_m + plan.tile_n) / min(_FETCH_BYTES_PER_CYCLE, _L2_BYTES_PER_CYCLE / busy)
     return max(multiply, fetch, _FETCH_CYCLES / (pipeline_stages(plan, target) - 1))
+
+
+def _split_step_cycles(plan: ProductPlan) -> float:
+    """Cycles of one step of a float32 tile on tensor cores: its bytes come, its numbers are split and multiplied."""
+    products = 3 if plan.tensor == "tf32x3" else 1
+    elements = plan.tile_k * (plan.tile_m + plan.tile_n)
+    multiply = products * plan.tile_k * plan.tile_m * plan.tile_n / _TF32_FMAS_PER_CYCLE
+    return 4 * elements / _COPIED_BYTES_PER_CYCLE + elements * _SPLIT_CYCLES + multiply
 
 
 @dataclass(frozen=True)

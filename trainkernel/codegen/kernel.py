@@ -38,7 +38,9 @@ _TEMPLATES = (
     "product_tile",
     "product_tensor",
     "product_pipeline",
+    "warpgroup",
     "product_warpgroup",
+    "product_split",
     "block_product",
     "tensor_sums",
     "staged",
@@ -476,7 +478,7 @@ def _compiled_for_blocks(schedule: Schedule, blocks_per_sm: int, shared_bytes: i
 
 
 def _is_tile(task: Task) -> bool:
-    return isinstance(task.plan, ProductPlan) and (task.plan.path == "tile" or task.plan.is_tensor_tile)
+    return isinstance(task.plan, ProductPlan) and task.plan.is_tile
 
 
 def _index_type(program: Program, schedule: Schedule) -> str:

@@ -26,7 +26,8 @@ _LARGE_BATCH = 8
 _TILE_TEMPLATES = {
     "tile": {"product_tile"},
     "tensor": {"product_tensor", "product_pipeline"},
-    "warpgroup": {"product_tensor", "product_warpgroup"},
+    "warpgroup": {"product_tensor", "warpgroup", "product_warpgroup"},
+    "split": {"warpgroup", "product_split"},
 }
 _FORMATS = {"float16": "TkFloat16Format", "bfloat16": "TkBfloat16Format"}
 
@@ -224,6 +225,9 @@ class ProductBody(TaskBody):
         elif plan.path == "warpgroup":
             name = "tk_warpgroup_sums"
             tile = [plan.tile_m, plan.tile_n, self._stages(plan), self.threads]
+        elif plan.path == "split":
+            name = "tk_split_sums"
+            tile = [plan.tile_m, plan.tile_n, self.threads, _split_products(plan)]
         else:
             name = "tk_matrix_sums" if plain else "tk_tile_sums"
             tile = [plan.tile_m, plan.tile_n, plan.tile_k, self.threads, tile_groups(plan, self.threads), skew]
@@ -232,7 +236,7 @@ class ProductBody(TaskBody):
         bounds = f"m0, n0, {plan.m}, {plan.n}, {self._begin}, {self._end}, {shared}"
         lines.append(f"const float* sums = {name}<{sizes}>({bounds}, {operands[0]}, {operands[1]});")
         coordinates, element = self._tile_place(plan, root, batch)
-        lines += self._tile_store(plan, root, coordinates, element, plan.tile_n + (4 if tensor else skew))
+        lines += self._tile_store(plan, root, coordinates, element, plan.tile_n + (skew if plan.path == "tile" else 4))
         if plan.num_pieces > 1:
             lines.append("__syncthreads();  // the sums have been read: the next piece takes their place")
         return lines
@@ -247,7 +251,7 @@ class ProductBody(TaskBody):
         if outputs > _LARGE_TILE:
             batch = _LARGE_BATCH
         whole = plan.m % plan.tile_m == plan.n % plan.tile_n == outputs % (batch * self.threads) == 0
-        groups = 1 if plan.is_tensor_tile else tile_groups(plan, self.threads)
+        groups = tile_groups(plan, self.threads) if plan.path == "tile" else 1
         sizes = f"{plan.tile_m}, {plan.tile_n}, {self.threads}, {groups}, {stride}, {batch}, {flag(whole)}, {results}"
         bounds = f"m0, n0, {plan.m}, {plan.n}, sums"
         return [*lines, f"tk_tile_store<{sizes}>({bounds}, compute, write);"]
@@ -341,6 +345,9 @@ class ProductBody(TaskBody):
             elements += (row + skew) * count
         if plan.is_tensor_tile:
             self.shared_bytes = max(self._stages(plan) * 2 * elements, 4 * plan.tile_m * (plan.tile_n + 4))
+        elif plan.path == "split":
+            numbers = 2 if _split_products(plan) == 3 else 1
+            self.shared_bytes = 4 * max(2 * numbers * elements, plan.tile_m * (plan.tile_n + 4))
         else:
             sums = tile_groups(plan, self.threads) * plan.tile_m * (plan.tile_n + skew)
             self.shared_bytes = 4 * max(2 * elements, sums)
@@ -387,6 +394,11 @@ class ProductBody(TaskBody):
             weight = self.frame.storage(access.buffer).size_bytes
             votes += weight * (_unit_stride(access.index, first) - _unit_stride(access.index, second))
         return votes > 0
+
+
+def _split_products(plan: ProductPlan) -> int:
+    """Products of TF32 numbers for one of float32."""
+    return 3 if plan.tensor == "tf32x3" else 1
 
 
 def _tile_origin(plan: ProductPlan, tile: str) -> list[str]:

@@ -45,7 +45,7 @@ __forceinline__ long long tk_clock() { return static_cast<long long>(tk_emu_glob
 void tk_emu_ldmatrix(unsigned* registers, const void* row, unsigned matrices, unsigned transposed);
 void tk_emu_mma(float* d, const unsigned* a, const unsigned* b, unsigned bfloat);
 void tk_emu_mma_tf32(float* d, const unsigned* a, const unsigned* b);
-void tk_emu_wgmma(float* d, unsigned columns, const tk_emu_matrix* a, const tk_emu_matrix* b, unsigned bfloat);
+void tk_emu_wgmma(float* d, unsigned columns, const tk_emu_matrix* a, const tk_emu_matrix* b, unsigned format, unsigned adds);
 void tk_emu_wgmma_commit();
 void tk_emu_wgmma_wait(unsigned pending_groups);
 void tk_emu_cp_async(void* shared, const void* global, unsigned bytes);
@@ -314,8 +314,13 @@ __forceinline__ void tk_wgmma(Format, float (&d)[SUMS], TkDescriptor a, TkDescri
     a.across = A_ACROSS;
     b.across = B_ACROSS;
     const unsigned bfloat16_one = 0x3f80;
-    tk_emu_wgmma(d, 2 * SUMS, &a, &b, Format::bits(1.0f, 0.0f) == bfloat16_one);
+    tk_emu_wgmma(d, 2 * SUMS, &a, &b, Format::bits(1.0f, 0.0f) == bfloat16_one, 1);
 }
+template <int SUMS>
+__forceinline__ void tk_wgmma_tf32(float (&d)[SUMS], TkDescriptor a, TkDescriptor b, bool adds) {
+    tk_emu_wgmma(d, 2 * SUMS, &a, &b, 2, adds);
+}
+#define TK_WGMMAS_16(Format, type)
 
 __forceinline__ unsigned tk_cluster_rank() { return tk_emu_cluster_rank(); }
 __forceinline__ unsigned tk_cluster_size() { return tk_emu_cluster_size(); }

@@ -50,7 +50,8 @@ struct AsyncProduct {
     Matrix a;
     Matrix b;
     u32 columns;
-    u32 bfloat;
+    u32 format;  // 0: float16, 1: bfloat16, 2: TF32
+    u32 adds;
     u32 group;
 };
 
