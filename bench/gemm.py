@@ -241,7 +241,7 @@ def print_tiles(product: Product) -> None:
         choices = {path: [tuple(tile)]}
         with (
             mock.patch.object(products_module, "_tile_choices", lambda path, *_, of=choices: of.get(path, [])),
-            mock.patch.object(products_module, "_best_panels", lambda *_: None),
+            mock.patch.object(products_module, "_best_panels", return_value=None),
         ):
             products_module._best_tiles.cache_clear()
             time_us, plan = kernel_time(product, stored, result, options)
