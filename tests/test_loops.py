@@ -287,3 +287,19 @@ def test_a_carry_whose_first_value_is_read_later_is_committed_after() -> None:
     program = b.build([final, b.op("mul", final, state)])
     kernel = check(program, inputs_of(program), inplace_outputs={0: 0})
     assert kernel.direct_state_commits == 0
+
+
+def test_blocks_of_one_multiprocessor_are_numbered_far_apart() -> None:
+    """Tiles that repeat: every piece is computed once, on grids of any size."""
+    body = ProgramBuilder()
+    w, x = body.input("w", (40, 40)), body.input("x", (72, 40))
+    hidden = body.op("tanh", body.op("mm", x, w))
+    step = body.build([body.op("tanh", body.op("mm", hidden, w)), body.op("sum", hidden, dims=(1,))])
+    b = ProgramBuilder()
+    operands = [b.input("w", (40, 40)), b.input("x", (72, 40))]
+    program = b.build(list(b.loop(step, operands, num_carry=1, length=3)))
+    options = {"region_pieces": 0, "blocks_per_sm": 2, "gemm_k_tile": 16}
+    assert "tk_spread_block<" in generate(program, **options).source
+    assert "tk_spread_block<" not in generate(program, region_pieces=0, blocks_per_sm=1, gemm_k_tile=16).source
+    for stamps in (False, True):
+        prove(program, stamps=stamps, **options)

@@ -28,7 +28,9 @@ ForceTile = Callable[..., None]
 def force_tile(monkeypatch: pytest.MonkeyPatch) -> ForceTile:
     """Lets a test fix the tile of every product, and the parts of its depth."""
 
-    def force(tile_m: int, tile_n: int, split: int = 1) -> None:
+    def force(tile_m: int, tile_n: int, split: int = 1, threads: int = 256) -> None:
+        monkeypatch.setattr(products, "SPLIT_THREADS", threads)
+        monkeypatch.setattr(products, "SPLIT_MIN_DEPTH", 64)
         monkeypatch.setattr(products, "_tile_choices", lambda path, *_: [(tile_m, tile_n)] if path == "split" else [])
         monkeypatch.setattr(products, "_best_panels", lambda *_: None)
         monkeypatch.setattr(products, "SPLITS", (split,))
@@ -47,9 +49,9 @@ def options(**more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_tile_and_layout(tile: tuple[int, int], layout: str, force_tile: ForceTile) -> None:
     """Integers of few bits have exact products and sums; ends inside of tiles and steps; rows that are not aligned."""
-    force_tile(*tile)
     many = 512 if min(tile) >= 64 else 256
     for m, n, k, threads in ((136, 72, 96, 256), (67, 131, 109, many)):
+        force_tile(*tile, threads=threads)
         program, inputs, expected = product(m, n, k, layout, "float32")
         generated = generate(program, **options(threads_per_block=threads))
         assert f"tk_split_sums<{tile[0]}, {tile[1]}, {threads}, 3, " in generated.source
@@ -147,16 +149,17 @@ def test_where_float32_products_are_split() -> None:
         assert isinstance(plan, ProductPlan) and plan.on_tensor_cores == (plan.path == "split")
         return plan.path
 
-    assert path(2048, 128, 128) == path(4096, 4096, 4096) == "split"
-    for case in ((2048, 128, 128, "sm_90"), (2048, 128, 128, "sm_100"), (2048, 128, 48), (32, 2048, 2048)):
+    assert path(256, 256, 256) == path(4096, 4096, 4096) == "split"
+    for case in ((4096, 4096, 4096, "sm_90"), (4096, 4096, 4096, "sm_100"), (4096, 4096, 128), (32, 2048, 2048)):
         assert path(*case) != "split"
-    assert path(2048, 128, 128, gemm_k_tile=16) == "tile"
+    for more in ({"gemm_k_tile": 16}, {"threads_per_block": 512}):
+        assert path(4096, 4096, 4096, **more) == "tile"
 
 
 @pytest.mark.parametrize(("tile", "threads"), [*((tile, 256) for tile in TILES), ((64, 128), 512)])
 @pytest.mark.parametrize("layout", ["nn", "tt"])
 def test_registers_suffice(tile: tuple[int, int], threads: int, layout: str, force_tile: ForceTile) -> None:
-    force_tile(*tile)
+    force_tile(*tile, threads=threads)
     source = generate(product(2048, 1024, 512, layout, "float32")[0], **options(threads_per_block=threads)).source
     (statistics,) = nvrtc.resource_statistics(source, "sm_90a").values()
     assert statistics.spill_store_bytes == statistics.spill_load_bytes == 0

@@ -19,9 +19,16 @@ from trainkernel.options import Options
 from trainkernel.target import Target
 
 GEMV_MIN_DEPTH = 64
-SPLIT_MIN_SIZE = 64
-"""Rows and depth from which a float32 product may be three TF32 ones: the error of a short sum would be larger."""
+SPLIT_MIN_ROWS = 64
+SPLIT_THREADS = 256
+"""Threads of a block with tiles of float32 products by warpgroups: with more, a small tile has too little for each."""
+MANY_OUTPUTS = 1024 * 1024
+SPLIT_MIN_DEPTH = 256
+"""Depth from which a float32 product may be three TF32 ones: below 128 its error would be above that of a sum of
+multiply-adds, and the first step's way from memory is most of the time."""
 GEMV_MIN_BATCHED_OUTPUTS = 8
+GEMV_SPLIT_DEPTH = 256
+GEMV_CHUNK = 64
 THIN_DEPTH = 8
 THIN_ROWS = 4
 TWO_PHASE_ELEMENTS = 4096
@@ -38,12 +45,13 @@ MAX_PIECE_COUNT = 64
 MAX_WARP_COUNT = 256
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 THIN_CHUNK = 32
-# Costs behind the choice of tiles, microseconds, with 256 threads per block; measured on an H200.
+# Costs behind the choice of tiles, microseconds, with 256 threads per block; measured on an H200 inside of steps.
 _PIECE_US = 0.8
 _STEP_US = 1.0
 # Those of a tile's depth were measured with one group of threads: a bound of what several take.
 _TILE_MIN_DEPTH_US = 0.018
 _TILE_OUTPUT_US = 7.0e-6
+_EPILOGUE_OUTPUT_US = 4.0e-4
 # Tensor-core tiles: cycles and bytes per cycle of one multiprocessor, and what a piece costs beside its loop.
 _TENSOR_PIECE_US = 1.2
 _TENSOR_OUTPUT_US = 1.0e-4
@@ -53,14 +61,13 @@ _COPIED_BYTES_PER_CYCLE = 32
 _TF32_FMAS_PER_CYCLE = 900
 _SPLIT_CYCLES = 0.05
 _SPLIT_PIECE_US = 0.8
-_SPLIT_OUTPUT_US = 1.0e-4
+_SPLIT_OUTPUT_US = 4.0e-4
 _TENSOR_LEAST_CYCLES = 60
 _L2_BYTES_PER_CYCLE = 24
 _FETCH_BYTES_PER_CYCLE = 48
 _FETCH_CYCLES = 1000
 _CONVERSION_US = 1.0e-4
 _CAST_US = 0.8
-_EPILOGUE_OUTPUT_US = 4.0e-4
 _EXTRA_STAGE_US = 1.2
 _PARTIAL_BYTES_PER_US = 2.0e6
 _VECTOR_FMAS_PER_US = 1.0e6
@@ -215,16 +222,16 @@ def plan_product(operation: Operation, target: Target, options: Options) -> Prod
     # A piece of a matrix-vector product has outputs of one product only.
     enough = batch == 1 or max(m, n) >= GEMV_MIN_BATCHED_OUTPUTS
     if k >= GEMV_MIN_DEPTH and options.split_k_gemv is not False and min(m, n) == 1 and enough:
-        if m == 1:
-            return ProductPlan("gemv", m, n, k, 1, 32, k, 1, k, skew, batch)
-        return ProductPlan("gemv_t", m, n, k, 32, 1, k, 1, k, skew, batch)
+        return _vector_product(batch, m, n, k, target, skew)
     if k <= THIN_DEPTH or m <= THIN_ROWS:
         return _thin(batch, m, n, k, target, threads, skew)
     if a.dtype == b.dtype and a.dtype in ("float16", "bfloat16"):
         large = _has_warpgroups(target, options) and min(m, n, k) >= 64
-        return _best_tiles(("tensor", "warpgroup") if large else ("tensor",), batch, (m, n, k), target, options, skew)
-    split = _has_warpgroups(target, options) and min(m, k) >= SPLIT_MIN_SIZE and n >= 16
-    tiles = _best_tiles(("tile", "split") if split else ("tile",), batch, (m, n, k), target, options, skew)
+        paths = ("tensor", "warpgroup") if large else ("tensor",)
+        return _best_tiles(paths, batch, (m, n, k), target, options, skew)
+    large = m >= SPLIT_MIN_ROWS and k >= SPLIT_MIN_DEPTH and n >= 16
+    large = large and _has_warpgroups(target, options) and options.threads == SPLIT_THREADS
+    tiles = _best_tiles(("tile", "split") if large else ("tile",), batch, (m, n, k), target, options, skew)
     panels = _best_panels(batch, (m, n, k), target, options, tensor_format(a, b, options))
     if panels is None or options.gemm_k_tile or _tile_cost_us(tiles, target) < panels[0]:
         return tiles
@@ -409,6 +416,15 @@ def _panel_cost_us(plan: ProductPlan, target: Target, threads: int) -> float:
     return cost
 
 
+def _vector_product(batch: int, m: int, n: int, k: int, target: Target, skew: int) -> ProductPlan:
+    """32 outputs of a piece; a long depth is split until about every SM has a piece."""
+    tiles = batch * ceil_div(max(m, n), 32)
+    split = max(1, min(MAX_SPLIT, target.num_sms // tiles, k // GEMV_CHUNK)) if k >= GEMV_SPLIT_DEPTH else 1
+    chunk = ceil_div(ceil_div(k, split), 32) * 32 if split > 1 else k
+    path, tile = ("gemv", (1, 32)) if m == 1 else ("gemv_t", (32, 1))
+    return ProductPlan(path, m, n, k, *tile, k, ceil_div(k, chunk), chunk, skew, batch)
+
+
 def _thin(batch: int, m: int, n: int, k: int, target: Target, threads: int, skew: int) -> ProductPlan:
     """One thread per output; a long depth is split until about every SM has a piece."""
     pieces = max(1, ceil_div(batch * m * n, threads))
@@ -438,9 +454,10 @@ def _tile_choices(path: str, m: int, n: int, options: Options) -> list[tuple[int
             pair for pair in fit if m > pair[0] // 2 and n > pair[1] // 2 and options.gemm_tile_n in (None, pair[1])
         ]
     if path == "split":
-        # Every warpgroup has 64 rows and 16 to 64 columns.
-        pairs = [(64, 32), (64, 64), (128, 32), (128, 64), (64, 128)]
-        fit = [pair for pair in pairs if 8 * options.threads <= prod(pair) <= 32 * options.threads]
+        # Every warpgroup has 64 rows and 16 to 64 columns, every thread a part of both operands. Tiles whose sums
+        # leave no registers to a second block are for products that fill the device.
+        pairs = [(64, 32), (64, 64), (128, 32)] + ([(128, 64), (64, 128)] if m * n >= MANY_OUTPUTS else [])
+        fit = [pair for pair in pairs if prod(pair) <= 32 * options.threads and 8 * min(pair) >= options.threads]
         return [
             pair for pair in fit if m > pair[0] // 2 and n > pair[1] // 2 and options.gemm_tile_n in (None, pair[1])
         ]

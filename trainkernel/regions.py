@@ -62,6 +62,7 @@ _L2_BYTES_PER_US = 5.5e6
 _REGION_US = 0.8
 _GRID_PART_US = 1.3
 _TENSOR_STAGE_US = 1.2
+_SPLIT_STAGE_US = 3.0
 _PARTIAL_BYTES_PER_US = 3.0e6
 
 
@@ -643,6 +644,6 @@ def _stage_us(operation: Operation, target: Target, options: Options) -> float:
         return evaluations / 4 / _BLOCK_EVALUATIONS_PER_US / target.num_sms
     if kind == "product":
         plan = plan_product(operation, target, options)
-        extra_us = _TENSOR_STAGE_US if plan.is_tensor_tile else 0.0
+        extra_us = _TENSOR_STAGE_US if plan.is_tensor_tile else _SPLIT_STAGE_US if plan.path == "split" else 0.0
         return target.grid_barrier_us + product_cost_us(plan, target, options.threads) + extra_us
     return target.grid_barrier_us + _GRID_PART_US

@@ -211,8 +211,8 @@ __device__ __forceinline__ tk_index tk_min(tk_index a, tk_index b) { return a < 
 
 // The block's first piece of a task whose predecessors in the stage have `offset` pieces, so that
 // independent tasks of one stage start on different blocks.
-__device__ __forceinline__ int tk_first_piece(int offset) {
-  int first = (int)blockIdx.x - offset % (int)gridDim.x;
+__device__ __forceinline__ int tk_first_piece(int block, int offset) {
+  int first = block - offset % (int)gridDim.x;
   return first < 0 ? first + (int)gridDim.x : first;
 }
 
@@ -676,7 +676,7 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
     task_0_cell_after(p, piece);
   }
 #pragma unroll 1
-  for (int piece = tk_first_piece(1); piece < 1; piece += gridDim.x) {
+  for (int piece = tk_first_piece(blockIdx.x, 1); piece < 1; piece += gridDim.x) {
     TK_TASK(0, 1);
     task_1_cell_row_sums(p, piece);
   }

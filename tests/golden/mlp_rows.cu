@@ -211,8 +211,8 @@ __device__ __forceinline__ tk_index tk_min(tk_index a, tk_index b) { return a < 
 
 // The block's first piece of a task whose predecessors in the stage have `offset` pieces, so that
 // independent tasks of one stage start on different blocks.
-__device__ __forceinline__ int tk_first_piece(int offset) {
-  int first = (int)blockIdx.x - offset % (int)gridDim.x;
+__device__ __forceinline__ int tk_first_piece(int block, int offset) {
+  int first = block - offset % (int)gridDim.x;
   return first < 0 ? first + (int)gridDim.x : first;
 }
 
@@ -834,7 +834,7 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
     task_8_loss(p, piece);
   }
 #pragma unroll 1
-  for (int item = tk_first_piece(1); item < 5; item += gridDim.x) {
+  for (int item = tk_first_piece(blockIdx.x, 1); item < 5; item += gridDim.x) {
     TkTask9 task;
     int piece = item;
     if (item < 2) {

@@ -211,8 +211,8 @@ __device__ __forceinline__ tk_index tk_min(tk_index a, tk_index b) { return a < 
 
 // The block's first piece of a task whose predecessors in the stage have `offset` pieces, so that
 // independent tasks of one stage start on different blocks.
-__device__ __forceinline__ int tk_first_piece(int offset) {
-  int first = (int)blockIdx.x - offset % (int)gridDim.x;
+__device__ __forceinline__ int tk_first_piece(int block, int offset) {
+  int first = block - offset % (int)gridDim.x;
   return first < 0 ? first + (int)gridDim.x : first;
 }
 
@@ -366,19 +366,20 @@ __device__ __forceinline__ typename Op::Value tk_combine(Load load) {
   return total;
 }
 
-// Products with one row, one column, or little depth.
+// Products with one row, one column, or little depth: the depth from begin to end.
 
 // 32 outputs per piece, one per lane; the warps share the depth: for a matrix whose neighbouring
 // outputs lie side by side. The first warp stores.
 template <int THREADS, class LoadVector, class LoadMatrix, class Store>
-__device__ __forceinline__ void tk_vector_product_lanes(tk_index first, tk_index outputs, tk_index depth, float* shared,
-                                                        LoadVector load_vector, LoadMatrix load_matrix, Store store) {
+__device__ __forceinline__ void tk_vector_product_lanes(tk_index first, tk_index outputs, tk_index begin, tk_index end,
+                                                        float* shared, LoadVector load_vector, LoadMatrix load_matrix,
+                                                        Store store) {
   constexpr int WARPS = THREADS / 32;
   tk_index o = first + threadIdx.x % 32;
   float sum = 0.0f;
   if (o < outputs) {
 #pragma unroll 4
-    for (tk_index k = threadIdx.x / 32; k < depth; k += WARPS) sum = __fmaf_rn(load_vector(k), load_matrix(o, k), sum);
+    for (tk_index k = begin + threadIdx.x / 32; k < end; k += WARPS) sum = __fmaf_rn(load_vector(k), load_matrix(o, k), sum);
   }
   __syncthreads();  // shared is free: the piece before may still read it
   shared[threadIdx.x] = sum;
@@ -393,19 +394,19 @@ __device__ __forceinline__ void tk_vector_product_lanes(tk_index first, tk_index
 // 32 outputs per piece, each by one warp whose lanes share the depth: for a matrix that is
 // contiguous along the depth. Lane 0 stores.
 template <int THREADS, class LoadVector, class LoadMatrix, class Store>
-__device__ __forceinline__ void tk_vector_product_warps(tk_index first, tk_index outputs, tk_index depth,
+__device__ __forceinline__ void tk_vector_product_warps(tk_index first, tk_index outputs, tk_index begin, tk_index end,
                                                         LoadVector load_vector, LoadMatrix load_matrix, Store store) {
 #pragma unroll 1
   for (tk_index o = first + threadIdx.x / 32; o < tk_min(first + 32, outputs); o += THREADS / 32) {
     float sum = 0.0f;
 #pragma unroll 4
-    for (tk_index k = threadIdx.x % 32; k < depth; k += 32) sum = __fmaf_rn(load_vector(k), load_matrix(o, k), sum);
+    for (tk_index k = begin + threadIdx.x % 32; k < end; k += 32) sum = __fmaf_rn(load_vector(k), load_matrix(o, k), sum);
     sum = tk_merge_warp<TkSum>(sum);
     if (threadIdx.x % 32 == 0) store(o, sum);
   }
 }
 
-// One thread per output; the depth from begin to end.
+// One thread per output.
 template <class LoadA, class LoadB>
 __device__ __forceinline__ float tk_thin_product(tk_index begin, tk_index end, LoadA load_a, LoadB load_b) {
   float sum = 0.0f;
@@ -1068,12 +1069,12 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
     task_2_loss(p, piece, shared);
   }
 #pragma unroll 1
-  for (int piece = tk_first_piece(1); piece < 6; piece += gridDim.x) {
+  for (int piece = tk_first_piece(blockIdx.x, 1); piece < 6; piece += gridDim.x) {
     TK_TASK(2, 3);
     task_3_grad_z0(p, piece);
   }
 #pragma unroll 1
-  for (int piece = tk_first_piece(7); piece < 2; piece += gridDim.x) {
+  for (int piece = tk_first_piece(blockIdx.x, 7); piece < 2; piece += gridDim.x) {
     TK_TASK(2, 4);
     task_4_b1_next(p, piece, shared);
   }
@@ -1086,13 +1087,13 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
     task_5_w0_next(p, piece, shared);
   }
 #pragma unroll 1
-  for (int piece = tk_first_piece(9); piece < 2; piece += gridDim.x) {
+  for (int piece = tk_first_piece(blockIdx.x, 9); piece < 2; piece += gridDim.x) {
     TK_TASK(3, 6);
     task_6_b0_next(p, piece, shared);
   }
   __syncthreads();  // shared is free: the task before may still read it
 #pragma unroll 1
-  for (int piece = tk_first_piece(11); piece < 5; piece += gridDim.x) {
+  for (int piece = tk_first_piece(blockIdx.x, 11); piece < 5; piece += gridDim.x) {
     TK_TASK(3, 7);
     task_7_w1_next(p, piece, shared);
   }

@@ -211,8 +211,8 @@ __device__ __forceinline__ tk_index tk_min(tk_index a, tk_index b) { return a < 
 
 // The block's first piece of a task whose predecessors in the stage have `offset` pieces, so that
 // independent tasks of one stage start on different blocks.
-__device__ __forceinline__ int tk_first_piece(int offset) {
-  int first = (int)blockIdx.x - offset % (int)gridDim.x;
+__device__ __forceinline__ int tk_first_piece(int block, int offset) {
+  int first = block - offset % (int)gridDim.x;
   return first < 0 ? first + (int)gridDim.x : first;
 }
 
@@ -598,17 +598,17 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
     task_0_stats_1(p, piece, shared);
   }
 #pragma unroll 1
-  for (int piece = tk_first_piece(3); piece < 15; piece += gridDim.x) {
+  for (int piece = tk_first_piece(blockIdx.x, 3); piece < 15; piece += gridDim.x) {
     TK_TASK(0, 1);
     task_1_mean_partials(p, piece, shared);
   }
 #pragma unroll 1
-  for (int piece = tk_first_piece(18); piece < 36; piece += gridDim.x) {
+  for (int piece = tk_first_piece(blockIdx.x, 18); piece < 36; piece += gridDim.x) {
     TK_TASK(0, 2);
     task_2_columns_partials(p, piece, shared);
   }
 #pragma unroll 1
-  for (int piece = tk_first_piece(54); piece < 5; piece += gridDim.x) {
+  for (int piece = tk_first_piece(blockIdx.x, 54); piece < 5; piece += gridDim.x) {
     TK_TASK(0, 3);
     task_3_few(p, piece);
   }
@@ -621,12 +621,12 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
     task_4_weights(p, piece);
   }
 #pragma unroll 1
-  for (int piece = tk_first_piece(53); piece < 1; piece += gridDim.x) {
+  for (int piece = tk_first_piece(blockIdx.x, 53); piece < 1; piece += gridDim.x) {
     TK_TASK(1, 5);
     task_5_mean(p, piece);
   }
 #pragma unroll 1
-  for (int piece = tk_first_piece(54); piece < 1; piece += gridDim.x) {
+  for (int piece = tk_first_piece(blockIdx.x, 54); piece < 1; piece += gridDim.x) {
     TK_TASK(1, 6);
     task_6_columns(p, piece);
   }

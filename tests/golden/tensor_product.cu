@@ -211,8 +211,8 @@ __device__ __forceinline__ tk_index tk_min(tk_index a, tk_index b) { return a < 
 
 // The block's first piece of a task whose predecessors in the stage have `offset` pieces, so that
 // independent tasks of one stage start on different blocks.
-__device__ __forceinline__ int tk_first_piece(int offset) {
-  int first = (int)blockIdx.x - offset % (int)gridDim.x;
+__device__ __forceinline__ int tk_first_piece(int block, int offset) {
+  int first = block - offset % (int)gridDim.x;
   return first < 0 ? first + (int)gridDim.x : first;
 }
 
@@ -366,19 +366,20 @@ __device__ __forceinline__ typename Op::Value tk_combine(Load load) {
   return total;
 }
 
-// Products with one row, one column, or little depth.
+// Products with one row, one column, or little depth: the depth from begin to end.
 
 // 32 outputs per piece, one per lane; the warps share the depth: for a matrix whose neighbouring
 // outputs lie side by side. The first warp stores.
 template <int THREADS, class LoadVector, class LoadMatrix, class Store>
-__device__ __forceinline__ void tk_vector_product_lanes(tk_index first, tk_index outputs, tk_index depth, float* shared,
-                                                        LoadVector load_vector, LoadMatrix load_matrix, Store store) {
+__device__ __forceinline__ void tk_vector_product_lanes(tk_index first, tk_index outputs, tk_index begin, tk_index end,
+                                                        float* shared, LoadVector load_vector, LoadMatrix load_matrix,
+                                                        Store store) {
   constexpr int WARPS = THREADS / 32;
   tk_index o = first + threadIdx.x % 32;
   float sum = 0.0f;
   if (o < outputs) {
 #pragma unroll 4
-    for (tk_index k = threadIdx.x / 32; k < depth; k += WARPS) sum = __fmaf_rn(load_vector(k), load_matrix(o, k), sum);
+    for (tk_index k = begin + threadIdx.x / 32; k < end; k += WARPS) sum = __fmaf_rn(load_vector(k), load_matrix(o, k), sum);
   }
   __syncthreads();  // shared is free: the piece before may still read it
   shared[threadIdx.x] = sum;
@@ -393,19 +394,19 @@ __device__ __forceinline__ void tk_vector_product_lanes(tk_index first, tk_index
 // 32 outputs per piece, each by one warp whose lanes share the depth: for a matrix that is
 // contiguous along the depth. Lane 0 stores.
 template <int THREADS, class LoadVector, class LoadMatrix, class Store>
-__device__ __forceinline__ void tk_vector_product_warps(tk_index first, tk_index outputs, tk_index depth,
+__device__ __forceinline__ void tk_vector_product_warps(tk_index first, tk_index outputs, tk_index begin, tk_index end,
                                                         LoadVector load_vector, LoadMatrix load_matrix, Store store) {
 #pragma unroll 1
   for (tk_index o = first + threadIdx.x / 32; o < tk_min(first + 32, outputs); o += THREADS / 32) {
     float sum = 0.0f;
 #pragma unroll 4
-    for (tk_index k = threadIdx.x % 32; k < depth; k += 32) sum = __fmaf_rn(load_vector(k), load_matrix(o, k), sum);
+    for (tk_index k = begin + threadIdx.x % 32; k < end; k += 32) sum = __fmaf_rn(load_vector(k), load_matrix(o, k), sum);
     sum = tk_merge_warp<TkSum>(sum);
     if (threadIdx.x % 32 == 0) store(o, sum);
   }
 }
 
-// One thread per output; the depth from begin to end.
+// One thread per output.
 template <class LoadA, class LoadB>
 __device__ __forceinline__ float tk_thin_product(tk_index begin, tk_index end, LoadA load_a, LoadB load_b) {
   float sum = 0.0f;
@@ -847,7 +848,7 @@ __device__ __forceinline__ void task_1_line(const TkParams& p, int piece, unsign
     const float v_line = sum;
     w_line[o] = v_line;
   };
-  tk_vector_product_lanes<256>(piece * 32, 50, 70, (float*)shared, load_vector, load_matrix, store);
+  tk_vector_product_lanes<256>(piece * 32, 50, 0, 70, (float*)shared, load_vector, load_matrix, store);
 }
 
 // Task 2, stage 1: product out: stores out; 12 pieces; tensor 40x50x70 tile 16x16x16
@@ -886,7 +887,7 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
     task_0_h(p, piece, shared);
   }
 #pragma unroll 1
-  for (int piece = tk_first_piece(15); piece < 2; piece += gridDim.x) {
+  for (int piece = tk_first_piece(blockIdx.x, 15); piece < 2; piece += gridDim.x) {
     TK_TASK(0, 1);
     task_1_line(p, piece, shared);
   }

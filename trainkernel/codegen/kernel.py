@@ -25,6 +25,8 @@ MAX_DIRECT_SLOTS = 480
 RESERVED_SHARED_BYTES = 1024
 MAX_INLINE_CALLS = {"tk_grid_barrier": 8, "tk_matrix_sums": 4, "tk_random_bits": 4}
 """Calls up to which a function of the prelude is inlined; in a kernel with more it is compiled once."""
+MAX_SPREAD_BLOCKS = 1024
+"""The largest grid whose blocks are numbered by multiprocessor."""
 MAX_SHARED_SUMS = 32
 """Sums of a thread up to which tiles leave registers to a second block."""
 _INDEX_LIMIT = 2**31 - 2**16
@@ -45,6 +47,7 @@ _TEMPLATES = (
     "tensor_sums",
     "staged",
     "stamps",
+    "spread",
     "functions",
     "typed",
     "reduce_more",
@@ -103,8 +106,9 @@ def _itemsize(dtype: str) -> int:
 class _Body:
     """The kernel's statements and task functions, gathered in the order of execution.
 
-    ``emitted`` are the functions of the tasks that run by themselves, by the tasks' identities; ``shared``
-    serves them; ``places`` are ids and stages of functions that were registered.
+    ``block`` is the expression of a block's number. ``emitted`` are the functions of the tasks that run by
+    themselves, by the tasks' identities; ``shared`` serves them; ``places`` are ids and stages of functions
+    that were registered.
     """
 
     program: Program
@@ -121,6 +125,8 @@ class _Body:
     num_stages: int = 0
     uses_uniform: bool = False
     shared_in_use: bool = False
+    block: str = "blockIdx.x"
+    spread_offset: int | None = None
     stamps_offset: int | None = None
     stamps: list[str] = field(default_factory=list)
 
@@ -167,6 +173,18 @@ class _Body:
         if self.stamps_offset is not None:
             self.templates.add("stamps")
             self.lines.append(f"{_INDENT}tk_stamp_both(p.workspace + {self.stamps_offset}, {number});")
+
+    def spread(self) -> None:
+        """Numbers of blocks that lie far apart where they share a multiprocessor, if they are asked for."""
+        if self.spread_offset is not None:
+            self.templates.add("spread")
+            self.shared_bytes = 8 * MAX_SPREAD_BLOCKS
+            self.block = "block"
+            arguments = f"barrier, (unsigned*)(p.workspace + {self.spread_offset}), (unsigned*)shared"
+            self.lines += [
+                f"{_INDENT}const int block = tk_spread_block<{MAX_SPREAD_BLOCKS}>({arguments});",
+                f"{_INDENT}if (block < 0) return;",
+            ]
 
     def emit_tasks(self, frame: Frame) -> None:
         """The functions of the tasks that run by themselves, those inside of loops too."""
@@ -243,7 +261,7 @@ class _Body:
 
     def family(self, family: Family, stage: int, offset: int, frame: Frame, indent: str) -> None:
         """The pieces of a task, or of tasks that are alike, that a block computes."""
-        first = f"tk_first_piece({offset})" if offset else "blockIdx.x"
+        first = f"tk_first_piece({self.block}, {offset})" if offset else self.block
         leader = family.functions[0]
         ids = [self.register(function, stage) for function in family.functions]
         if self.shared_in_use and leader.needs_free_shared:
@@ -348,24 +366,30 @@ def _stage_title(number: int, stage: Stage) -> str:
 def assemble(program: Program, schedule: Schedule, plan: MemoryPlan) -> GeneratedKernel:
     """Emit the source of a scheduled and planned program."""
     layout = layout_parameters(program, schedule.inplace_outputs)
-    body = _Body(program, layout, stamps_offset=plan.workspace_bytes if schedule.options.stamps else None)
+    threads = schedule.options.threads
+    max_work_blocks = max((stage.num_pieces for stage in _all_stages(schedule)), default=1)
+    max_work_blocks = max(1, max_work_blocks)
+    blocks_per_sm = schedule.options.blocks_per_sm or _default_blocks_per_sm(max_work_blocks, schedule)
+    workspace_bytes = plan.workspace_bytes
+    body = _Body(program, layout)
+    if blocks_per_sm > 1 and _has_tiles_in_a_loop(schedule):
+        body.spread_offset = workspace_bytes
+        workspace_bytes += 4 * MAX_SPREAD_BLOCKS
+    if schedule.options.stamps:
+        body.stamps_offset = workspace_bytes
     frame = Frame.outermost(schedule, plan)
     body.emit_tasks(frame)
     body.shared = share_functions(body.emitted.values())
+    body.spread()
     body.clock(0)
     body.schedule(frame, _INDENT)
     body.clock(2)
-    workspace_bytes = plan.workspace_bytes
     if body.stamps_offset is not None:
         workspace_bytes += stamps_bytes(len(body.stamps))
     uniform: list[str] = []
     if body.uses_uniform:
         uniform, templates = emit_uniform(frame, body.base, body.scalar)
         body.templates |= templates
-    threads = schedule.options.threads
-    max_work_blocks = max((stage.num_pieces for stage in _all_stages(schedule)), default=1)
-    max_work_blocks = max(1, max_work_blocks)
-    blocks_per_sm = schedule.options.blocks_per_sm or _default_blocks_per_sm(max_work_blocks, schedule)
     compiled_blocks = _compiled_for_blocks(schedule, blocks_per_sm, body.shared_bytes)
     functions = body.function_texts(compiled_blocks)
     host = HostEntryDescription(
@@ -420,7 +444,7 @@ def assemble(program: Program, schedule: Schedule, plan: MemoryPlan) -> Generate
         blocks_per_sm=blocks_per_sm,
         max_blocks=schedule.options.max_blocks,
         max_work_blocks=max_work_blocks,
-        grid_barriers=plan.grid_barriers,
+        grid_barriers=plan.grid_barriers + (body.spread_offset is not None),
         materialized_operations=len(tasks),
         inlined_operations=_num_inlined(schedule),
         tensor_core_operations=sum(isinstance(t.plan, ProductPlan) and t.plan.on_tensor_cores for t in tasks),
@@ -471,10 +495,25 @@ def _compiled_for_blocks(schedule: Schedule, blocks_per_sm: int, shared_bytes: i
     than two blocks have.
     """
     target, threads = schedule.target, schedule.options.threads
-    tasks = [task for stage in _all_stages(schedule) for task in stage.tasks if _is_tile(task)]
-    tiles = [task.plan.tile_m * task.plan.tile_n for task in tasks if isinstance(task.plan, ProductPlan)]
+    plans = [task.plan for stage in _all_stages(schedule) for task in stage.tasks if _is_tile(task)]
+    sums = [_sums(plan) for plan in plans if isinstance(plan, ProductPlan)]
     fit = 2 * (shared_bytes + RESERVED_SHARED_BYTES) <= target.shared_bytes_per_sm and threads <= 256
-    return 2 if tiles and fit and blocks_per_sm > 1 and max(tiles) <= MAX_SHARED_SUMS * threads else 1
+    return 2 if sums and fit and blocks_per_sm > 1 and max(sums) <= MAX_SHARED_SUMS * threads else 1
+
+
+def _sums(plan: ProductPlan) -> int:
+    """The sums that a block's threads hold in registers at a time."""
+    return plan.tile_m * plan.tile_n * (2 if plan.path == "split" else 1)
+
+
+def _has_tiles_in_a_loop(schedule: Schedule, inside: bool = False) -> bool:
+    """Whether tiles of products repeat, by blocks that own no rows."""
+    tasks = [task for stage in schedule.stages for task in stage.tasks]
+    if any(task.region is not None for task in tasks):
+        return False
+    if inside and any(_is_tile(task) for task in tasks):
+        return True
+    return any(_has_tiles_in_a_loop(task.loop.schedule, True) for task in tasks if task.loop is not None)
 
 
 def _is_tile(task: Task) -> bool:

@@ -133,7 +133,9 @@ class ProductBody(TaskBody):
         a, b = self._operands(root)
         outputs = max(plan.m, plan.n)
         o, k = variable("o", outputs), variable("k", plan.k)
-        batch, tile, lines = self._batch(plan, "piece")
+        tile, begin, end, lines = self._depth_range(plan, root)
+        batch, tile, which = self._batch(plan, tile)
+        lines += which
         if plan.path == "gemv":
             vector, matrix = (a, _matrix(a, batch, ZERO, k)), (b, _matrix(b, batch, k, o))
             coordinates = _matrix(a, batch, ZERO, o)
@@ -142,17 +144,16 @@ class ProductBody(TaskBody):
             coordinates = _matrix(a, batch, o, ZERO)
         lines += self._load("load_vector", *vector, "tk_index k")
         lines += self._load("load_matrix", *matrix, "tk_index o, tk_index k")
-        element = linearize((batch, o), (outputs, 1))
+        element = linearize((variable("s", plan.split), batch, o), (plan.num_outputs, outputs, 1))
         lines += function_object("store", "tk_index o, float sum", self._finish(root, coordinates, element), None)
-        depth = self._depth(plan, root)
         if self._along(*matrix, "k", "o"):
             head, shared = f"tk_vector_product_warps<{self.threads}>", ""
         else:
             self.shared_bytes = self.threads * 4
             head, shared = f"tk_vector_product_lanes<{self.threads}>", "(float*)shared, "
         operands = "load_vector, load_matrix, store"
-        first = tile if plan.batch == 1 else f"({tile})"
-        return [*lines, f"{head}({first} * 32, {outputs}, {depth}, {shared}{operands});"]
+        first = tile if tile == "piece" else f"({tile})"
+        return [*lines, f"{head}({first} * 32, {outputs}, {begin}, {end}, {shared}{operands});"]
 
     def _tile_operands(
         self, plan: ProductPlan, root: Operation

@@ -59,7 +59,7 @@ __device__ __forceinline__ tk_index tk_min(tk_index a, tk_index b) { return a < 
 
 // The block's first piece of a task whose predecessors in the stage have `offset` pieces, so that
 // independent tasks of one stage start on different blocks.
-__device__ __forceinline__ int tk_first_piece(int offset) {
-  int first = (int)blockIdx.x - offset % (int)gridDim.x;
+__device__ __forceinline__ int tk_first_piece(int block, int offset) {
+  int first = block - offset % (int)gridDim.x;
   return first < 0 ? first + (int)gridDim.x : first;
 }

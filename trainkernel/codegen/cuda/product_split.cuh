@@ -4,8 +4,8 @@
 // PRODUCTS = 3 the product is high * low + low * high + high * high, summed over 16 of the depth by the tensor cores,
 // whose sums round towards zero, and added up in float32: as exact as float32 multiply-adds. With PRODUCTS = 1 it is
 // high * high alone. A step is 32 of the depth: a row of 128 bytes for each outer place, high, then low. While one step
-// is multiplied, the next is on its way to registers. Infinities, and numbers that round to them, have no rest: where a
-// sum is no number, it is computed again by float32 multiply-adds.
+// is multiplied, the next takes its place and the one after it is on its way. Infinities, and numbers that round to
+// them, have no rest: where a sum is no number, it is computed again by float32 multiply-adds.
 
 // Elements (o, k) to (o, k + 3) of an operand; zeros beyond its end.
 template <bool ALONG_K>
@@ -98,41 +98,57 @@ __device__ __forceinline__ const float* tk_split_sums(tk_index m0, tk_index n0, 
   static_assert(UNITS_M == 1 && OWN_N % 16 == 0 && THREADS % 128 == 0, "a warpgroup has 64 rows");
   const int warpgroup = (int)threadIdx.x / 128, lane = (int)threadIdx.x % 32;
   const int own_m = warpgroup % WARPGROUPS_M * 64, own_n = warpgroup / WARPGROUPS_M * OWN_N;
-  float sums[OWN_N / 2] = {}, part[OWN_N / 2] = {};
+  float sums[OWN_N / 2] = {}, parts[TILE_K / CHUNK][OWN_N / 2] = {};
   StepA next_a;
   StepB next_b;
-  next_a.fetch(a, m0, m_end, k_begin, k_end);
-  next_b.fetch(b, n0, n_end, k_begin, k_end);
-  float* step = shared;
+  auto fetch = [&](tk_index k0) {
+    next_a.fetch(a, m0, m_end, k0, k_end);
+    next_b.fetch(b, n0, n_end, k0, k_end);
+  };
+  auto put = [&](float* step) {
+    next_a.put(step);
+    next_b.put(step + KINDS * StepA::FLOATS);
+  };
+  float *step = shared, *next = shared + KINDS * (StepA::FLOATS + StepB::FLOATS);
+  fetch(k_begin);
+  put(step);
+  fetch(k_begin + TILE_K);
 #pragma unroll 1
   for (tk_index k0 = k_begin; k0 < k_end; k0 += TILE_K) {
-    float* step_b = step + KINDS * StepA::FLOATS;
-    next_a.put(step);
-    next_b.put(step_b);
     tk_fence_shared_async();
     __syncthreads();  // this step is there, and the one before has been multiplied, for every thread
-    next_a.fetch(a, m0, m_end, k0 + TILE_K, k_end);
-    next_b.fetch(b, n0, n_end, k0 + TILE_K, k_end);
+    const float* step_b = step + KINDS * StepA::FLOATS;
     const TkDescriptor rows = tk_descriptor(step + own_m * 32, 16, 1024), columns = tk_descriptor(step_b + own_n * 32, 16, 1024);
+    tk_wgmma_fence();
 #pragma unroll
-    for (int chunk = 0; chunk < TILE_K; chunk += CHUNK) {
-      tk_wgmma_fence();
+    for (int chunk = 0; chunk < TILE_K / CHUNK; ++chunk) {
 #pragma unroll
-      for (int k = chunk; k < chunk + CHUNK; k += 8) {
+      for (int k = chunk * CHUNK; k < (chunk + 1) * CHUNK; k += 8) {
         const TkDescriptor high_a = tk_moved(rows, k * 4), high_b = tk_moved(columns, k * 4);
+        const bool is_first = k == chunk * CHUNK;
         if (PRODUCTS == 3) {
-          tk_wgmma_tf32(part, high_a, tk_moved(high_b, 4 * StepB::FLOATS), k > chunk);
-          tk_wgmma_tf32(part, tk_moved(high_a, 4 * StepA::FLOATS), high_b, true);
+          tk_wgmma_tf32(parts[chunk], high_a, tk_moved(high_b, 4 * StepB::FLOATS), !is_first);
+          tk_wgmma_tf32(parts[chunk], tk_moved(high_a, 4 * StepA::FLOATS), high_b, true);
         }
-        tk_wgmma_tf32(part, high_a, high_b, PRODUCTS == 3 || k > chunk);
+        tk_wgmma_tf32(parts[chunk], high_a, high_b, PRODUCTS == 3 || !is_first);
       }
-      tk_wgmma_commit();
-      tk_wgmma_wait<0>();
-      tk_hold(part);
-#pragma unroll
-      for (int i = 0; i < OWN_N / 2; ++i) sums[i] = __fadd_rn(sums[i], part[i]);
     }
-    step = step == shared ? shared + KINDS * (StepA::FLOATS + StepB::FLOATS) : shared;
+    tk_wgmma_commit();
+    // Meanwhile the next step takes its place, and the one after it is on its way.
+    if (k0 + TILE_K < k_end) {
+      put(next);
+      fetch(k0 + 2 * TILE_K);
+    }
+    tk_wgmma_wait<0>();
+#pragma unroll
+    for (int chunk = 0; chunk < TILE_K / CHUNK; ++chunk) {
+      tk_hold(parts[chunk]);
+#pragma unroll
+      for (int i = 0; i < OWN_N / 2; ++i) sums[i] = __fadd_rn(sums[i], parts[chunk][i]);
+    }
+    float* swap = step;
+    step = next;
+    next = swap;
   }
   __syncthreads();  // all steps have been read
   int is_number = 1;

@@ -263,6 +263,7 @@ __forceinline__ unsigned tk_floats_to_float16_bits(float low, float high) {
 
 __forceinline__ void tk_red_release_gpu_add(unsigned* counter, unsigned value) { tk_emu_atomic_add(counter, value); }
 __forceinline__ unsigned tk_load_acquire_gpu(const unsigned* counter) { return tk_emu_load_acquire(counter); }
+__forceinline__ unsigned tk_multiprocessor() { return tk_emu_block_index() / 2; }
 __forceinline__ unsigned long long tk_globaltimer_ns() { return tk_emu_globaltimer_ns(); }
 
 __forceinline__ void tk_mma_m16n8k16_float16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
