@@ -31,6 +31,8 @@ template <int STRIDE, bool ALONG_K>
 struct TkPadded {
   static constexpr bool ALONG = ALONG_K;
   static __device__ __forceinline__ int place(int o, int k) { return ALONG_K ? o * STRIDE + k : k * STRIDE + o; }
+  // Elements between places so many rows apart, whatever the row.
+  static constexpr int ROW = STRIDE, ROWS = 1;
 };
 
 // Whether steps of an operand are copied in the background: it is a matrix of the format's elements.
@@ -47,9 +49,22 @@ struct TkIsCopied<TkMatrix<Element>, Element> {
 template <int OUTER, int TILE_K, int THREADS, class Layout, class T>
 __device__ __forceinline__ void tk_tensor_copy(unsigned short* shared, tk_index o0, tk_index o_end, tk_index k0, tk_index k_end,
                                                const TkMatrix<T>& matrix) {
-  constexpr int RUNS = OUTER * TILE_K / 8;
-  if (matrix.vector) {
+  constexpr int RUNS = OUTER * TILE_K / 8, RUNS_PER_ROW = (Layout::ALONG ? TILE_K : OUTER) / 8;
+  constexpr int ROWS = THREADS / RUNS_PER_ROW;
+  if (matrix.vector && RUNS % THREADS == 0 && THREADS % RUNS_PER_ROW == 0 && ROWS % Layout::ROWS == 0 &&
+      o0 + OUTER <= o_end && k0 + TILE_K <= k_end) {
+    // The runs of a thread are ROWS rows apart.
+    int o, k;
+    tk_place<OUTER, TILE_K, Layout::ALONG, 8>((int)threadIdx.x, o, k);
+    const T* from = matrix.base + (o0 + o) * matrix.outer_stride + (k0 + k) * matrix.depth_stride;
+    const tk_index distance = ROWS * (Layout::ALONG ? matrix.outer_stride : matrix.depth_stride);
+    unsigned short* to = shared + Layout::place(o, k);
 #pragma unroll
+    for (int i = 0; i < RUNS / THREADS; ++i) tk_cp_async_16(to + i * ROWS * Layout::ROW, from + i * distance);
+    return;
+  }
+  if (matrix.vector) {
+#pragma unroll 1
     for (int first = 0; first < RUNS; first += THREADS) {
       const int run = first + (int)threadIdx.x;
       if (RUNS % THREADS != 0 && run >= RUNS) break;

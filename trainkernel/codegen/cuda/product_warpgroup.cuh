@@ -12,7 +12,7 @@ TK_WGMMAS_16(TkBfloat16Format, "bf16")
 template <int OUTER, bool ALONG_K>
 struct TkSwizzled {
   static constexpr bool ALONG = ALONG_K;
-  static constexpr int ELEMENTS = OUTER * 64;
+  static constexpr int ELEMENTS = OUTER * 64, ROW = 64, ROWS = 8;
   static __device__ __forceinline__ int place(int o, int k) {
     const int row = ALONG_K ? o : k, column = ALONG_K ? k : o % 64;
     return (ALONG_K ? 0 : o / 64 * 4096) + row * 64 + ((column / 8 ^ row % 8) * 8 | column % 8);
