@@ -208,7 +208,7 @@ def test_large_products_have_large_tiles() -> None:
     chosen = plan(4096, 4096, 4096, "sm_90")
     assert (chosen.path, chosen.tile_m, chosen.tile_n) == ("tensor", 128, 128)
     chosen = plan(1024, 1024, 1024)
-    assert (chosen.path, chosen.tile_m, chosen.tile_n) == ("warpgroup", 128, 128)
+    assert (chosen.path, chosen.tile_m, chosen.tile_n, chosen.num_pieces) == ("warpgroup", 128, 64, 128)
     chosen = plan(1024, 1024, 1024, "sm_90")
     assert chosen.tile_m * chosen.tile_n == 128 * 64 and chosen.num_pieces <= 132
     for size in (64, 128, 256):
