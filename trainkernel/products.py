@@ -63,6 +63,12 @@ _PANEL_BYTES_PER_US = 8.0e4
 _CYCLES_PER_US = 1800
 _LONE_WARP_CYCLES = 40
 _LONE_WARP_FACTOR = 2.0
+_SHUFFLE_CYCLES = 35.0
+_FINISH_CYCLES = 40.0
+_FINISH_INSTRUCTIONS = 12.0
+_MAX_BATCH = 4
+_MICRO_TILES = ((8, 4), (4, 4), (4, 2), (4, 1), (2, 2), (2, 1), (1, 1))
+_WARP_LANES = tuple((n, k) for n in (1, 2, 4, 8, 16) for k in (1, 2, 4, 8, 16) if n * k <= 32)
 _PANEL_OUTPUT_US = 3.0e-4
 _NEAR_ELEMENTS_PER_US = 4.0e4
 PANEL_PAD = 4
@@ -225,7 +231,7 @@ def multiply_cycles(plan: ProductPlan, threads: int) -> float:
     m, n, k = plan.tile_m, plan.tile_n, plan.tile_k
     if plan.tensor:
         return tensor_tile_cycles(tensor_tile(plan, threads), m, n, plan.tensor)
-    return block_tile_cycles(block_tile(m, n, k, threads), m, n, threads)
+    return block_tile_cycles(block_tile(m, n, k, threads), m, n, k, threads)
 
 
 def near_product_us(operation: Operation, tensor: str, pieces: int, partial: bool, threads: int) -> float:
@@ -453,44 +459,60 @@ def stored_cast_us(num_elements: int, moved_bytes: int, target: Target) -> float
 
 @dataclass(frozen=True)
 class BlockTile:
-    """How the threads of a block share an M x N x K product whose operands lie in shared memory.
+    """How the lanes of a warp share a tile of a product whose operands lie in shared memory.
 
-    Thread ``t`` is lane ``t % lanes_n`` along n, then one of ``groups_m`` along m, then one of
-    ``groups_k`` along the depth, each of which adds up ``depth`` elements in order; the groups' sums
-    are added in order. It has ``micro_m`` neighbouring rows and ``micro_n`` columns ``lanes_n`` apart.
+    It has ``warp_n`` lanes along n and ``lanes_k`` along the depth, which take turns of four of it; the others
+    are along m. A lane has ``micro_m`` x ``micro_n`` neighbouring outputs, whose sums those along the depth
+    add up and deal out among them. All three numbers of lanes are powers of two.
     """
 
-    lanes_n: int
-    groups_m: int
-    groups_k: int
+    warp_n: int
+    lanes_k: int
     micro_m: int
     micro_n: int
-    depth: int
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """As ``tk_block_product`` takes them."""
-        return (self.lanes_n, self.groups_m, self.groups_k, self.micro_m, self.micro_n, self.depth)
+        return (self.warp_n, self.lanes_k, self.micro_m, self.micro_n)
+
+    @property
+    def warp_m(self) -> int:
+        """Lanes along m."""
+        return 32 // (self.warp_n * self.lanes_k)
+
+    @property
+    def rows(self) -> int:
+        """Rows of a tile."""
+        return self.warp_m * self.micro_m
+
+    @property
+    def columns(self) -> int:
+        """Columns of a tile."""
+        return self.warp_n * self.micro_n
+
+    @property
+    def kept(self) -> int:
+        """Outputs of a tile that a lane finishes."""
+        return max(1, self.micro_m * self.micro_n // self.lanes_k)
 
 
 @lru_cache(maxsize=4096)
 def block_tile(m: int, n: int, k: int, threads: int) -> BlockTile:
-    """The fastest use of a block's threads by a count of cycles."""
+    """The fastest use of a block's warps by a count of cycles."""
     best: tuple[float, BlockTile] | None = None
-    widest = min(32, 1 << max(n - 1, 0).bit_length())
-    for lanes_n in sorted({widest, min(widest, 16), min(widest, 8)}, reverse=True):
-        for micro_m in (1, 2, 4, 8):
-            for micro_n in (1, 2, 4):
-                if (micro_m > 1 and micro_m >= 2 * m) or (micro_n > 1 and micro_n * lanes_n >= 2 * n):
-                    continue
-                groups_m = min(threads // lanes_n, ceil_div(m, micro_m))
-                most = threads // (lanes_n * groups_m)
-                for groups in sorted({1, most, max(1, most // 2), max(1, most // 4)}):
-                    depth = ceil_div(ceil_div(k, min(groups, ceil_div(k, 4))), 4) * 4
-                    tile = BlockTile(lanes_n, groups_m, max(1, ceil_div(k, depth)), micro_m, micro_n, depth)
-                    cost = block_tile_cycles(tile, m, n, threads)
-                    if best is None or cost < best[0]:
-                        best = (cost, tile)
+    for micro_m, micro_n in _MICRO_TILES:
+        for warp_n, lanes_k in _WARP_LANES:
+            tile = BlockTile(warp_n, lanes_k, micro_m, micro_n)
+            columns = warp_n * micro_n
+            # Lanes along m that nothing else needs do no harm.
+            if (columns > 1 and columns >= 2 * n) or (micro_m > 1 and tile.rows >= 2 * m):
+                continue
+            if lanes_k > 1 and 2 * lanes_k >= k:
+                continue
+            cost = block_tile_cycles(tile, m, n, k, threads)
+            if best is None or cost < best[0]:
+                best = (cost, tile)
     assert best is not None
     return best[1]
 
@@ -593,30 +615,54 @@ def block_sums_bytes(plan: ProductPlan, threads: int, epilogue_cost: float, targ
         return _tensor_sums_bytes(plan, tensor_tile(plan, threads))
     tile = block_tile(plan.tile_m, plan.tile_n, plan.tile_k, threads)
     outputs = plan.tile_m * plan.tile_n
-    copies = tile.micro_m * tile.micro_n
-    cheap = copies * epilogue_cost <= _MAX_UNROLLED_COST or outputs <= threads // 2
-    return 0 if tile.groups_k == 1 and cheap else 4 * tile.groups_k * outputs
+    cheap = tile.kept <= _MAX_BATCH or tile.kept * epilogue_cost <= _MAX_UNROLLED_COST
+    return 0 if cheap or outputs <= threads // 2 else 4 * outputs
 
 
-def block_tile_cycles(tile: BlockTile, m: int, n: int, threads: int) -> float:
-    """Cycles of a multiprocessor, by steps of four along the depth.
+def block_tile_cycles(tile: BlockTile, m: int, n: int, k: int, threads: int) -> float:
+    """Cycles of a multiprocessor: rounds of tiles, one for each warp, by steps of four along the depth.
 
-    A step takes what the four schedulers need to issue the instructions of all warps, or what shared
-    memory needs (a load of one value by each lane takes a cycle, a broadcast of four to a warp two), or what
-    one warp needs alone, whose loads and dependent sums nothing hides.
+    A step takes what the four schedulers need to issue the instructions of all warps, or what shared memory
+    needs, or what one warp needs alone, whose dependent sums nothing hides. Before the steps comes the latency
+    of the loads, after them the lanes along the depth add up their sums by shuffles, and the results are finished.
     """
-    rounds = ceil_div(m, tile.groups_m * tile.micro_m) * ceil_div(n, tile.lanes_n * tile.micro_n)
-    warps = ceil_div(min(threads, tile.lanes_n * tile.groups_m * tile.groups_k), 32)
-    instructions = 4 * tile.micro_m * tile.micro_n + tile.micro_m + 4 * tile.micro_n + 8
-    shared = warps * (2 * tile.micro_m + 4 * tile.micro_n)
-    step = max(ceil_div(warps, 4) * instructions, shared, _LONE_WARP_CYCLES + _LONE_WARP_FACTOR * instructions)
-    merged = 60 + 2 * tile.groups_k * m * n / 32 if tile.groups_k > 1 else 0
-    return rounds * tile.depth / 4 * step + merged
+    tiles = ceil_div(m, tile.rows) * ceil_div(n, tile.columns)
+    warps = min(threads // 32, tiles)
+    busiest, outputs = ceil_div(warps, 4), tile.micro_m * tile.micro_n
+    instructions = 4 * outputs + 2 * tile.micro_m + 3 * tile.micro_n + 6
+    loads = _load_cycles(tile.micro_m, tile.warp_m, tile.lanes_k, tile.warp_n > 1)
+    loads += _load_cycles(tile.micro_n, tile.warp_n, tile.lanes_k, tile.warp_m > 1)
+    # The loads of two steps are under way together.
+    step = max(busiest * instructions, warps * loads, _LONE_WARP_CYCLES / 2 + _LONE_WARP_FACTOR * instructions)
+    merged, sums, lanes = 0.0, outputs, tile.lanes_k
+    while lanes > 1:
+        sums, lanes = max(1, sums // 2), lanes // 2
+        merged += max(_SHUFFLE_CYCLES, 4 * busiest * sums, warps * sums)
+    finished = max(_FINISH_CYCLES, _FINISH_INSTRUCTIONS * busiest) * tile.kept
+    steps = ceil_div(ceil_div(k, 4), tile.lanes_k)
+    return ceil_div(tiles, threads // 32) * (_LONE_WARP_CYCLES + steps * step + merged + finished)
+
+
+@lru_cache(maxsize=1024)
+def _load_cycles(micro: int, lanes: int, lanes_k: int, is_shared: bool) -> float:
+    """Cycles of shared memory for a warp's loads of one operand, four of the depth: the mean of both ways it may lie.
+
+    The lanes have ``micro`` neighbouring places each, rows are a multiple of 32 banks and four more apart. A load of
+    16 bytes takes two cycles at least where neighbouring lanes share their addresses, else four; and as many as its
+    bytes need of the banks in which they lie.
+    """
+    width, least = min(micro, 4), 2 if is_shared else 4
+    places = [(i, j) for i in range(lanes) for j in range(lanes_k)]
+    along = len({(micro * i + j) % 8 for i, j in places})
+    across = len({(micro * i + word + 16 * j) % 32 for i, j in places for word in range(width)})
+    along_cycles = micro * max(least, len(places) / along)
+    across_cycles = 4 * micro / width * max(1, least * width / 4, len(places) * width / across)
+    return (along_cycles + across_cycles) / 2
 
 
 def tile_groups(plan: ProductPlan, threads: int) -> int:
     """Groups along the depth among which the threads of a float32 tile share each of its steps."""
-    outputs, depth = plan.tile_m * plan.tile_n, min(plan.chunk, plan.k)
+    outputs = plan.tile_m * plan.tile_n
     uses = []
     for groups in (1, 2, 4, 8, 16):
         sums = max(1, outputs * groups // threads)
@@ -624,9 +670,21 @@ def tile_groups(plan: ProductPlan, threads: int) -> int:
         micro_m = sums // micro_n
         if groups > 1 and (sums > _MAX_TILE_SUMS or plan.tile_m % micro_m or 4 * groups > plan.tile_k):
             continue
-        own = ceil_div(ceil_div(depth, groups), 4) * 4
-        uses.append(BlockTile(plan.tile_n // micro_n, plan.tile_m // micro_m, groups, micro_m, micro_n, own))
-    return min(uses, key=lambda use: block_tile_cycles(use, plan.tile_m, plan.tile_n, threads)).groups_k
+        uses.append((_tile_groups_cycles(plan, groups, micro_m, micro_n, threads), groups))
+    return min(uses)[1]
+
+
+def _tile_groups_cycles(plan: ProductPlan, groups: int, micro_m: int, micro_n: int, threads: int) -> float:
+    """Cycles of a float32 tile, by steps of four along the depth, of which each group of threads has its own."""
+    lanes_n, lanes_m = plan.tile_n // micro_n, plan.tile_m // micro_m
+    depth = ceil_div(ceil_div(min(plan.chunk, plan.k), groups), 4) * 4
+    rounds = ceil_div(plan.tile_m, lanes_m * micro_m) * ceil_div(plan.tile_n, lanes_n * micro_n)
+    warps = ceil_div(min(threads, lanes_n * lanes_m * groups), 32)
+    instructions = 4 * micro_m * micro_n + micro_m + 4 * micro_n + 8
+    shared = warps * (2 * micro_m + 4 * micro_n)
+    step = max(ceil_div(warps, 4) * instructions, shared, _LONE_WARP_CYCLES + _LONE_WARP_FACTOR * instructions)
+    merged = 60 + 2 * groups * plan.tile_m * plan.tile_n / 32 if groups > 1 else 0
+    return rounds * depth / 4 * step + merged
 
 
 def _tile_cost_us(plan: ProductPlan, target: Target) -> float:

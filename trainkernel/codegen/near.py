@@ -61,11 +61,11 @@ def multiply(
         return [*functions, _from_registers(plan, threads, a, b, results, epilogue)], 0
     sums_bytes = block_sums_bytes(plan, threads, epilogue.cost, target)
     sums = f"(float*)(shared + {sums_at})" if sums_bytes else "nullptr"
-    batch = epilogue.batch_of(functions, plan.tile_m * plan.tile_n) if sums_bytes else 1
-    ending: list[object] = [batch, flag(epilogue.whole), results]
+    tile = block_tile(plan.tile_m, plan.tile_n, plan.tile_k, threads)
+    outputs = plan.tile_m * plan.tile_n if sums_bytes else tile.kept * threads
+    ending: list[object] = [epilogue.batch_of(functions, outputs), flag(epilogue.whole), results]
     if plan.tensor:
         return [*functions, *_on_tensor_cores(plan, threads, a, b, sums, ending, epilogue.bounds)], sums_bytes
-    tile = block_tile(plan.tile_m, plan.tile_n, plan.tile_k, threads)
     step = 4 if a.is_aligned and b.is_aligned and plan.tile_k % 4 == 0 else 1
     template: list[object] = [plan.tile_m, plan.tile_n, plan.tile_k, threads, *tile.sizes, step]
     template += [a.stride, flag(a.along_k), b.stride, flag(b.along_k), flag(sums_bytes == 0), *ending]
