@@ -32,7 +32,7 @@ from trainkernel.schedule import (
     Stage,
     Task,
 )
-from trainkernel.shared import RegionParts, block_barriers, copies_of, lay_out, scratch_use
+from trainkernel.shared import LoopState, RegionParts, block_barriers, copies_of, lay_out, may_stay_near, scratch_use
 from trainkernel.target import Target
 
 MAX_ELEMENTS_PER_THREAD = 4
@@ -71,13 +71,18 @@ def _plan_regions(program: Program, target: Target, options: Options) -> dict[in
 
 
 def _schedule_level(
-    program: Program, target: Target, options: Options, inplace_outputs: Mapping[int, int], regions: Regions
+    program: Program,
+    target: Target,
+    options: Options,
+    inplace_outputs: Mapping[int, int],
+    regions: Regions,
+    loop: Loop | None = None,
 ) -> Schedule:
     """The schedule of a program, or of one loop's body."""
     region = regions[id(program)]
     program = lower(program, target, options, region)
     fused = form_tasks(program, target, options, region)
-    graph = _Graph(program, fused, target, options, region, regions)
+    graph = _Graph(program, fused, target, options, region, regions, loop)
     graph.place_outputs(inplace_outputs)
     return Schedule(
         program=program,
@@ -120,8 +125,10 @@ class _Graph:
         options: Options,
         region: RegionPlan | None,
         regions: Regions,
+        loop: Loop | None,
     ) -> None:
         self._program = program
+        self._loop = loop
         self._regions = regions
         self._region = region
         self._fused = fused
@@ -239,7 +246,7 @@ class _Graph:
 
     def _loop_task(self, loop: Loop, draft: TaskDraft) -> Task:
         inplace = {position: loop.num_constants + position for position in range(loop.num_carry)}
-        schedule = _schedule_level(loop.body, self._target, self._options, inplace, self._regions)
+        schedule = _schedule_level(loop.body, self._target, self._options, inplace, self._regions, loop)
         names = tuple(spec.buffer for spec in loop.outputs)
         return Task(
             kind="loop",
@@ -394,7 +401,8 @@ class _Graph:
         by_level: dict[int, list[_Node]] = {}
         for node in self._nodes:
             by_level.setdefault(levels[node], []).append(node)
-        regions = {level: self._region_of(nodes) for level, nodes in by_level.items()}
+        state = self._loop_state() if len(by_level) == 1 else LoopState()
+        regions = {level: self._region_of(nodes, state) for level, nodes in by_level.items()}
         stages = []
         for level in sorted(by_level):
             tasks = [node.task for node in by_level[level] if node.task.loop is None and not node.inside]
@@ -406,7 +414,25 @@ class _Graph:
             stages += [Stage((node.task,)) for node in by_level[level] if node.task.loop is not None]
         return tuple(stages)
 
-    def _region_of(self, nodes: list[_Node]) -> Task | None:
+    def _loop_state(self) -> LoopState:
+        """What the steps of a loop share, if a region of one piece is a whole step and nothing is beside it."""
+        tasks = [node for node in self._nodes if node.task.num_pieces or node.task.loop is not None]
+        if self._loop is None or self._region is None or self._region.split.pieces > 1:
+            return LoopState()
+        if not all(node.inside for node in tasks):
+            return LoopState()
+        first, constants, carries = self._loop.num_constants, set(), {}
+        for index, spec in enumerate(self._program.inputs[: first + self._loop.num_carry]):
+            if isinstance(spec, ScalarSpec):
+                continue
+            out = self._program.outputs[index - first] if index >= first else None
+            if out is None or self._is_same_input(out, index):
+                constants.add(spec.buffer)
+            elif self.places.get(out.buffer) == InputPlace(index) and may_stay_near(spec, self._declared[out.buffer]):
+                carries[out.buffer] = spec.buffer
+        return LoopState(frozenset(constants), carries)
+
+    def _region_of(self, nodes: list[_Node], state: LoopState) -> Task | None:
         """The task of the nodes of one level that are inside of the region, or None; places what only they touch."""
         inside = _in_order([node for node in nodes if node.inside and node.task.num_pieces])
         if not inside or self._region is None:
@@ -416,7 +442,7 @@ class _Graph:
         scalars = frozenset(spec.buffer for spec in self._program.scalar_inputs)
         aligned = [node.aligned for node in inside]
         threads, target = self._options.threads, self._target
-        region = RegionParts(parts, aligned, split, self._declared, self.places, scalars, threads, target)
+        region = RegionParts(parts, aligned, split, self._declared, self.places, scalars, threads, target, state)
         private = {name for name in region.written if self._is_private(name, inside)}
         layout = lay_out(region, private)
         self.places.update(layout.slabs)

@@ -90,11 +90,32 @@ class Staged:
 
 @dataclass(frozen=True)
 class SharedLayout:
-    """Byte offsets in a region's shared memory: of slabs and staged copies; scratch begins at ``end_bytes``."""
+    """Byte offsets in a region's shared memory; scratch begins at ``end_bytes``.
+
+    Attributes
+    ----------
+    slabs : mapping of buffer name to SharedPlace
+        Values that only the region's parts read, and the carries of a loop that stay near from step to step,
+        each under the name of the step's input and of its output.
+    staged : mapping of Staged to int
+        Copies that are fetched for each piece.
+    kept : mapping of Staged to int
+        Copies that are fetched once, before a loop's first step: of what no step changes, and of carries.
+    returned : frozenset of Staged
+        Those of carries, which are written to their arrays after the last step.
+    end_bytes : int
+    """
 
     slabs: Mapping[str, SharedPlace]
     staged: Mapping[Staged, int]
+    kept: Mapping[Staged, int]
+    returned: frozenset[Staged]
     end_bytes: int
+
+    @property
+    def copies(self) -> Mapping[Staged, int]:
+        """All copies, however often they are fetched."""
+        return {**self.staged, **self.kept}
 
 
 @dataclass(frozen=True)
@@ -251,6 +272,13 @@ class LoopSchedule:
     def name(self) -> str:
         """The first output's buffer: two loops may have one ``Loop.name``, never one buffer."""
         return self.loop.outputs[0].buffer
+
+    @property
+    def keeper(self) -> BlockRegion | None:
+        """The region that is a whole step and keeps values near from step to step, if there is one."""
+        tasks = [task for stage in self.schedule.stages for task in stage.tasks]
+        region = tasks[0].region if len(tasks) == 1 else None
+        return region if region is not None and region.shared.kept else None
 
 
 @dataclass(frozen=True)

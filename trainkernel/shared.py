@@ -4,12 +4,16 @@ Three things want to be near: the rows of values that only the region's parts re
 of what comes from outside (*staged*: weights, biases, rows of the batch), which are fetched before
 the first part, and scratch. Slabs come first, then copies, as far as there is room; what does not
 fit is read and written in device memory by the same code.
+
+Where one piece is a whole step of a loop, values stay near from step to step (*kept*): carries that
+the step updates in place are slabs, fetched before the first step and written to their arrays after
+the last; copies of what no step changes are fetched once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from trainkernel.arithmetic import scale_of
@@ -55,11 +59,20 @@ class Interval:
 
 
 @dataclass(frozen=True)
+class LoopState:
+    """What the steps of a loop share: inputs that no step changes, and carries updated in place, new name to old."""
+
+    constants: frozenset[str] = frozenset()
+    carries: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class RegionParts:
     """The parts of a region in order, and what is known of the buffers around them.
 
     ``aligned[i]`` are the buffers of which part ``i`` reads the piece's own rows alone, ``scalars``
-    the inputs that are passed by value, ``threads`` those of a block of the ``target``.
+    the inputs that are passed by value, ``threads`` those of a block of the ``target``; ``state`` is
+    empty unless the region is a whole step of a loop.
     """
 
     parts: Sequence[Task]
@@ -70,6 +83,7 @@ class RegionParts:
     scalars: frozenset[str]
     threads: int
     target: Target
+    state: LoopState
 
     @cached_property
     def written(self) -> Mapping[str, int]:
@@ -80,14 +94,17 @@ class RegionParts:
         """Whether a buffer is stored by others, in device memory."""
         return name not in self.written and name in self.places and name not in self.scalars
 
-    def slab(self, name: str) -> SharedPlace:
-        """The rows of one piece at byte 0, padded where tensor cores read eight of them at once."""
-        spec = self.declared[name]
+    def slab(self, name: str, other: str | None = None) -> SharedPlace:
+        """The rows of one piece at byte 0, padded where a product reads several of them at once.
+
+        The same place may be read under an ``other`` name.
+        """
+        spec, names = self.declared[name], (name, other)
         own = spec.num_elements // self.split.pieces
         row = spec.shape[-1] if spec.ndim else 1
-        views = [(part, view) for part in self.parts for view in _product_operands(part) if view.buffer == name]
+        views = [(part, view) for part in self.parts for view in _product_operands(part) if view.buffer in names]
         padded = row % _BANKS_APART == 0 and own % row == 0 and all(keeps_rows(*each, row) for each in views)
-        if padded and any(isinstance(part.plan, ProductPlan) and part.plan.tensor for part, _ in views):
+        if padded and views:
             return SharedPlace(0, own, row, SIXTEEN_BIT_PAD if spec.dtype in SIXTEEN_BIT_FORMATS else PANEL_PAD)
         return SharedPlace(0, own)
 
@@ -150,19 +167,46 @@ def lay_out(region: RegionParts, private: Iterable[str]) -> SharedLayout:
         if interval is not None:
             taken.append(interval)
             slabs[name] = replace(slab, offset_bytes=interval.start)
+    kept = _carries_near(region, taken, slabs, limit_bytes)
+    returned = frozenset(kept)
+    staged: dict[Staged, int] = {}
     wanted: dict[Staged, int] = {}
     for number in range(len(parts)):
         for copy in region.wishes(number):
-            # What is the same for every piece stays for the next one.
-            wanted[copy] = len(parts) if split.pieces > 1 and not copy.piece_stride else number
-    staged: dict[Staged, int] = {}
+            # What is the same for every piece, or every step, stays for the next one.
+            stays = copy.buffer in region.state.constants or (split.pieces > 1 and not copy.piece_stride)
+            if copy.buffer not in slabs:
+                wanted[copy] = len(parts) if stays else number
     for copy, last in sorted(wanted.items(), key=lambda pair: pair[0].size_bytes):
         interval = _place(taken, copy.size_bytes, 0, last, limit_bytes)
         if interval is not None:
             taken.append(interval)
-            staged[copy] = interval.start
+            (kept if copy.buffer in region.state.constants else staged)[copy] = interval.start
     end = max((interval.end for interval in taken), default=0)
-    return SharedLayout(slabs, staged, end)
+    return SharedLayout(slabs, staged, kept, returned, end)
+
+
+def _carries_near(
+    region: RegionParts, taken: list[Interval], slabs: dict[str, SharedPlace], limit_bytes: int
+) -> dict[Staged, int]:
+    """Give the carries that fit a slab under both of their names; what fetches them, and where to."""
+    fetched: dict[Staged, int] = {}
+    for new, old in sorted(region.state.carries.items(), key=lambda pair: region.declared[pair[0]].num_elements):
+        spec, slab = region.declared[old], region.slab(old, new)
+        interval = _place(taken, region.bytes_of(old, slab), 0, len(region.parts), limit_bytes)
+        if interval is not None:
+            taken.append(interval)
+            slabs[old] = slabs[new] = replace(slab, offset_bytes=interval.start)
+            columns = slab.row if slab.padding else slab.own_elements
+            rows = slab.own_elements // columns
+            fetched[Staged(old, 0, rows, columns, columns, 0, spec.dtype, slab.padding)] = interval.start
+    return fetched
+
+
+def may_stay_near(old: TensorSpec, new: TensorSpec) -> bool:
+    """Whether a carry, in place from one step to the next, is of a kind that is kept near."""
+    dense = old.is_dense and new.is_dense and not old.offset and not new.offset
+    return dense and old.dtype == new.dtype and old.dtype in _STAGED_DTYPES and 0 < old.num_elements == new.num_elements
 
 
 def epilogue_cost(part: Task) -> float:
@@ -361,7 +405,7 @@ def _near(touches: _Touches) -> _Touches:
 def _touches(region: RegionParts, number: int, layout: SharedLayout) -> _Touches:
     part = region.parts[number]
     reads = {
-        ("shared", layout.staged[copy], layout.staged[copy] + copy.size_bytes)
+        ("shared", layout.copies[copy], layout.copies[copy] + copy.size_bytes)
         for copy in copies_of(region, number, layout)
     }
     reads |= {_where(region, name, layout) for name in part.reads}
@@ -376,7 +420,7 @@ def _touches(region: RegionParts, number: int, layout: SharedLayout) -> _Touches
 
 def copies_of(region: RegionParts, number: int, layout: SharedLayout) -> tuple[Staged, ...]:
     """The staged copies that a part reads."""
-    return tuple(copy for copy in region.wishes(number) if copy in layout.staged)
+    return tuple(copy for copy in region.wishes(number) if copy in layout.copies)
 
 
 def scratch_use(region: RegionParts, part: Task) -> str | None:

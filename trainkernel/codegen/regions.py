@@ -74,31 +74,55 @@ class Fetch:
         arguments = f"{self.name}, {first}, {len(self.entries)}, {tensors}, p.workspace, shared, piece, {self.step}"
         return f"tk_fetch<{threads}>({arguments});"
 
+    def whole_call(self, threads: int, tensors: str, *, back: bool) -> str:
+        """The statement that starts all copies, or makes them ``back`` to where they came from."""
+        arguments = f"{self.name}, 0, {len(self.entries)}, {tensors}, p.workspace, shared, 0, {self.step}"
+        return f"tk_fetch<{threads}{', true' if back else ''}>({arguments});"
+
 
 def plan_fetches(region: BlockRegion, frame: Frame, tensor: Callable[[Storage], int], prefix: str) -> list[list[Fetch]]:
-    """The copies of a region in the order in which parts wait for them: one table for each loop's step."""
-    groups: list[list[Fetch]] = []
-    for copies in _in_order_of_use(region):
-        common: dict[str, list[str]] = {}
-        own: dict[str, list[str]] = {}
-        for copy in copies:
-            storage = frame.storage(copy.buffer)
-            step, stride = ("0", 0)
-            if len(storage.steps) == 1:
-                step, stride = storage.steps[0]
-            elif storage.steps:
-                step, stride = " + ".join(f"(long long){name} * {each}" for name, each in storage.steps), 1
-            kind = common if copy.piece_stride == 0 else own
-            at = region.shared.staged[copy]
-            kind.setdefault(step, []).extend(_entries(copy, at, storage, tensor(storage), stride))
-        names = [f"{prefix}_{'ab'[len(groups)]}{n}" for n in range(len(common) + len(own))]
-        groups.append(
-            [
-                Fetch(name, (*common.get(step, ()), *own.get(step, ())), len(common.get(step, ())), step)
-                for name, step in zip(names, dict.fromkeys([*common, *own]), strict=False)
-            ]
-        )
-    return groups
+    """The copies of a piece in the order in which parts wait for them: one table for each loop's step."""
+    groups = zip("ab", _in_order_of_use(region), strict=False)
+    return [_tables(copies, region, frame.storage, tensor, f"{prefix}_{group}") for group, copies in groups]
+
+
+def plan_kept(
+    region: BlockRegion, frame: Frame, tensor: Callable[[Storage], int], prefix: str
+) -> tuple[list[Fetch], list[Fetch]]:
+    """The copies that stay near from step to step: those of carries, and of what no step changes."""
+    kept = sorted(region.shared.kept, key=lambda copy: region.shared.kept[copy])
+    carries = [copy for copy in kept if copy in region.shared.returned]
+    constants = [copy for copy in kept if copy not in region.shared.returned]
+    return (
+        _tables(carries, region, frame.home, tensor, f"{prefix}_c"),
+        _tables(constants, region, frame.home, tensor, f"{prefix}_k"),
+    )
+
+
+def _tables(
+    copies: Sequence[Staged],
+    region: BlockRegion,
+    storage_of: Callable[[str], Storage],
+    tensor: Callable[[Storage], int],
+    prefix: str,
+) -> list[Fetch]:
+    """One table of copies for each step of surrounding loops on which their places depend."""
+    common: dict[str, list[str]] = {}
+    own: dict[str, list[str]] = {}
+    for copy in copies:
+        storage = storage_of(copy.buffer)
+        step, stride = ("0", 0)
+        if len(storage.steps) == 1:
+            step, stride = storage.steps[0]
+        elif storage.steps:
+            step, stride = " + ".join(f"(long long){name} * {each}" for name, each in storage.steps), 1
+        kind = common if copy.piece_stride == 0 else own
+        at = region.shared.copies[copy]
+        kind.setdefault(step, []).extend(_entries(copy, at, storage, tensor(storage), stride))
+    return [
+        Fetch(f"{prefix}{number}", (*common.get(step, ()), *own.get(step, ())), len(common.get(step, ())), step)
+        for number, step in enumerate(dict.fromkeys([*common, *own]))
+    ]
 
 
 def _in_order_of_use(region: BlockRegion) -> list[list[Staged]]:
@@ -149,7 +173,7 @@ def near_elements(task: Task, region: BlockRegion, frame: Frame) -> dict[str, St
         copy = staged_elements(spec, name in region.aligned, region.split)
         if copy is not None and copy in copies:
             steps = (("piece", -copy.piece_stride),) if copy.piece_stride else ()
-            found[name] = Storage("shared", region.shared.staged[copy], copy.dtype, copy.size_bytes, 0, steps)
+            found[name] = Storage("shared", region.shared.copies[copy], copy.dtype, copy.size_bytes, 0, steps)
     return found
 
 
@@ -269,8 +293,8 @@ class BlockProduct:
 
     def _operand(self, position: int) -> NearOperand:
         staged = staged_matrix(self._task, position, self._region.split)
-        if staged is not None and staged in self._region.shared.staged:
-            at = self._region.shared.staged[staged]
+        if staged is not None and staged in self._region.shared.copies:
+            at = self._region.shared.copies[staged]
             rows = staged.rows // self._count
             which = f" + own * {rows * staged.stride}" if self._plan.batch > 1 else ""
             view = self._view(position)
