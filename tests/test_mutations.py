@@ -26,7 +26,6 @@ _GRID_BARRIER = re.compile(r"if \(!tk_grid_barrier\(barrier, (\d+)\)\) return;")
 
 _BODY = "__launch_bounds__: block barrier"
 REDUNDANT: Mapping[tuple[str, str], str] = {
-    ("mlp_block", "tk_reduce_columns: block barrier 1"): "each thread writes where it alone has read the sums before",
     (
         "mlp_rows",
         "tk_grid_barrier_wait: block barrier 1",

@@ -11,6 +11,7 @@ from region_programs import plain_and_fused, random_inputs
 
 import trainkernel as tk
 import trainkernel.numpy as tnp
+from trainkernel.builder import ProgramBuilder
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.options import Options
 from trainkernel.products import BlockTile, block_tile, block_tile_cycles, plan_reduction
@@ -43,6 +44,19 @@ def test_a_thread_per_row_in_the_emulator(op: Any) -> None:
     x = np.random.default_rng(0).standard_normal((4200, 3), np.float32)
     got, want = (tk.jit(lambda x: op(x, axis=1), device=device)(x) for device in ("emulator", "reference"))
     np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "max", "prod", "moments"])
+@pytest.mark.parametrize("shape", [(17, 8), (32, 33), (100, 60), (128, 31)])
+def test_a_warp_takes_some_columns_of_a_piece(shape: tuple[int, int], op: str) -> None:
+    """Its lanes share the rows of each; some have no column, some one element more than others."""
+    b = ProgramBuilder()
+    h = b.op("exp", b.op("mm", b.input("x", (shape[0], 6)), b.input("w", (6, shape[1]))))
+    reduced = b.op(op, h, dims=(0,))
+    program = b.build([h, *(reduced if isinstance(reduced, tuple) else (reduced,))])
+    inputs = [0.1 * array for array in random_inputs(program)]
+    generated = check(program, inputs, num_blocks=2, order=1, region_pieces=1, fuse_epilogues=False)
+    assert "warp_columns per row" in str(generated.schedule)
 
 
 # ---------------------------------------------------------------------------- products near a block

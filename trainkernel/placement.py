@@ -32,7 +32,16 @@ from trainkernel.schedule import (
     Stage,
     Task,
 )
-from trainkernel.shared import LoopState, RegionParts, block_barriers, copies_of, lay_out, may_stay_near, scratch_use
+from trainkernel.shared import (
+    LoopState,
+    RegionParts,
+    block_barriers,
+    copies_of,
+    first_warps,
+    lay_out,
+    may_stay_near,
+    scratch_use,
+)
 from trainkernel.target import Target
 
 MAX_ELEMENTS_PER_THREAD = 4
@@ -434,7 +443,8 @@ class _Graph:
 
     def _region_of(self, nodes: list[_Node], state: LoopState) -> Task | None:
         """The task of the nodes of one level that are inside of the region, or None; places what only they touch."""
-        inside = _in_order([node for node in nodes if node.inside and node.task.num_pieces])
+        levels = _by_level([node for node in nodes if node.inside and node.task.num_pieces])
+        inside = list(levels)
         if not inside or self._region is None:
             return None
         split = self._region.split
@@ -442,8 +452,9 @@ class _Graph:
         scalars = frozenset(spec.buffer for spec in self._program.scalar_inputs)
         aligned = [node.aligned for node in inside]
         threads, target = self._options.threads, self._target
-        region = RegionParts(parts, aligned, split, self._declared, self.places, scalars, threads, target, state)
-        private = {name for name in region.written if self._is_private(name, inside)}
+        order, declared = tuple(levels.values()), self._declared
+        region = RegionParts(parts, order, aligned, split, declared, self.places, scalars, threads, target, state)
+        private = [name for name in region.written if self._is_private(name, inside)]
         layout = lay_out(region, private)
         self.places.update(layout.slabs)
         waits = block_barriers(region, layout)
@@ -453,7 +464,7 @@ class _Graph:
         near = frozenset((set(reads) | set(stores)) - strangers)
         copies = tuple(copies_of(region, number, layout) for number in range(len(parts)))
         scratch = tuple(scratch_use(region, part) for part in parts)
-        block = BlockRegion(split, parts, waits, near, layout, copies, scratch)
+        block = BlockRegion(split, parts, waits, near, layout, copies, scratch, first_warps(region, waits))
         return Task("region", parts[-1].name, stores=stores, reads=reads, num_pieces=split.partials, region=block)
 
     def _is_private(self, name: str, inside: Sequence[_Node]) -> bool:
@@ -494,15 +505,15 @@ class _Graph:
         return levels
 
 
-def _in_order(nodes: list[_Node]) -> list[_Node]:
-    """Nodes after those that they wait for, else as they came."""
-    done: list[_Node] = []
+def _by_level(nodes: list[_Node]) -> dict[_Node, int]:
+    """Nodes with their longest path among them, in its order, else as they came."""
+    levels: dict[_Node, int] = {}
     waiting = list(nodes)
     while waiting:
         node = next(node for node in waiting if not any(other in node.before for other in waiting))
         waiting.remove(node)
-        done.append(node)
-    return done
+        levels[node] = max((levels[before] + 1 for before in node.before if before in levels), default=0)
+    return {node: levels[node] for node in sorted(nodes, key=lambda node: levels[node])}
 
 
 def _check_pieces(tasks: Sequence[Task]) -> None:

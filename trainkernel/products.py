@@ -34,6 +34,8 @@ MAX_SPLIT = 32
 MIN_COLUMN_PARTIALS = 1024
 MAX_PIECE_COUNT = 64
 MAX_WARP_COUNT = 128
+WARP_COLUMNS = 4
+"""Neighbouring rows that a warp reduces at the same time."""
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 THIN_CHUNK = 32
 # Costs behind the choice of tiles, microseconds, with 256 threads per block; measured on an H200.
@@ -491,6 +493,10 @@ class BlockTile:
         """Columns of a tile."""
         return self.warp_n * self.micro_n
 
+    def num_tiles(self, m: int, n: int) -> int:
+        """Tiles of a product."""
+        return ceil_div(m, self.rows) * ceil_div(n, self.columns)
+
     @property
     def kept(self) -> int:
         """Outputs of a tile that a lane finishes."""
@@ -626,7 +632,7 @@ def block_tile_cycles(tile: BlockTile, m: int, n: int, k: int, threads: int) -> 
     needs, or what one warp needs alone, whose dependent sums nothing hides. Before the steps comes the latency
     of the loads, after them the lanes along the depth add up their sums by shuffles, and the results are finished.
     """
-    tiles = ceil_div(m, tile.rows) * ceil_div(n, tile.columns)
+    tiles = tile.num_tiles(m, n)
     warps = min(threads // 32, tiles)
     busiest, outputs = ceil_div(warps, 4), tile.micro_m * tile.micro_n
     instructions = 4 * outputs + 2 * tile.micro_m + 3 * tile.micro_n + 6
@@ -726,6 +732,7 @@ class ReductionPlan:
     path : str
         ``"thread"``: one thread per row; ``"warp"``: one warp per row; ``"block"``: one block per
         row; ``"columns"``: a block takes some neighbouring rows and splits their elements;
+        ``"warp_columns"``: a warp does, in a block region;
         ``"scatter"``: a block takes neighbouring rows and only the elements which an index sends there.
     rows, count : int
         Number of results, and elements reduced into each.
@@ -800,6 +807,12 @@ def plan_reduction(operation: Operation, target: Target, options: Options) -> Re
 
 def _path_of_piece(rows: int, count: int, by_columns: bool, options: Options) -> str:
     """How a block reduces the rows of a piece, whose operands are near."""
+    if (
+        by_columns
+        and MAX_THREAD_COUNT < count <= MAX_WARP_COUNT
+        and 8 <= rows <= 2 * WARP_COLUMNS * options.threads // 32
+    ):
+        return "warp_columns"
     if count <= MAX_THREAD_COUNT or (by_columns and count <= MAX_PIECE_COUNT and rows >= options.columns):
         return "thread" if rows >= 8 else "warp"
     if by_columns and rows >= 8:
@@ -809,7 +822,9 @@ def _path_of_piece(rows: int, count: int, by_columns: bool, options: Options) ->
 
 def _rows_together(path: str, options: Options) -> int:
     """Rows that a block reduces at the same time."""
-    return {"thread": options.threads, "warp": options.threads // 32, "columns": options.columns, "block": 1}[path]
+    warps = options.threads // 32
+    together = {"thread": options.threads, "warp": warps, "warp_columns": WARP_COLUMNS * warps, "block": 1}
+    return options.columns if path == "columns" else together[path]
 
 
 def reduced_count(operation: Operation) -> int:

@@ -233,6 +233,8 @@ class BlockRegion:
         The staged copies that each part reads.
     scratch : tuple of str or None
         How each part uses scratch: ``"write"``, or ``"read"`` if it waits by itself before it writes there.
+    first_warps : tuple of int
+        The warp with which each part begins: parts that need few warps have different ones until a barrier.
     """
 
     split: Split
@@ -242,6 +244,7 @@ class BlockRegion:
     shared: SharedLayout
     copies: tuple[tuple[Staged, ...], ...]
     scratch: tuple[str | None, ...]
+    first_warps: tuple[int, ...]
 
     @property
     def partial(self) -> str:
@@ -252,6 +255,11 @@ class BlockRegion:
     def adds(self) -> str | None:
         """The C condition under which a partial result is added to what the block's pieces before left there."""
         return f"piece % {self.split.slices} != 0" if self.split.slices > 1 else None
+
+    def warp(self, part: Task, threads: int) -> str:
+        """The C expression of a warp's number in a part."""
+        first, warps = self.first_warps[self.parts.index(part)], threads // 32
+        return f"(threadIdx.x / 32 + {warps - first}) % {warps}" if first else "threadIdx.x / 32"
 
 
 def runs_whole(part: Task) -> bool:

@@ -26,9 +26,12 @@ from trainkernel.products import (
     SIXTEEN_BIT_FORMATS,
     SIXTEEN_BIT_PAD,
     TENSOR_DEPTHS,
+    WARP_COLUMNS,
     ProductPlan,
     ReductionPlan,
     block_sums_bytes,
+    block_tile,
+    ceil_div,
     filled_bytes,
     panel_depth,
     stream_bytes,
@@ -50,12 +53,12 @@ _MAX_TILE_SCRATCH_BYTES = 96 * 1024
 
 @dataclass(frozen=True)
 class Interval:
-    """Bytes of shared memory, and the parts during which they are in use."""
+    """Bytes of shared memory, and the parts, or the levels of parts, during which they are in use."""
 
     start: int
     end: int
-    first_part: int
-    last_part: int
+    first: int
+    last: int
 
 
 @dataclass(frozen=True)
@@ -70,12 +73,13 @@ class LoopState:
 class RegionParts:
     """The parts of a region in order, and what is known of the buffers around them.
 
-    ``aligned[i]`` are the buffers of which part ``i`` reads the piece's own rows alone, ``scalars``
-    the inputs that are passed by value, ``threads`` those of a block of the ``target``; ``state`` is
-    empty unless the region is a whole step of a loop.
+    Parts of one of the ``levels``, which go up, do not wait for each other; ``aligned[i]`` are the buffers of
+    which part ``i`` reads the piece's own rows alone, ``scalars`` the inputs that are passed by value, ``threads``
+    those of a block of the ``target``; ``state`` is empty unless the region is a whole step of a loop.
     """
 
     parts: Sequence[Task]
+    levels: Sequence[int]
     aligned: Sequence[frozenset[str]]
     split: Split
     declared: Mapping[str, TensorSpec]
@@ -151,8 +155,20 @@ def keeps_rows(part: Task, view: TensorSpec, row: int) -> bool:
     return whole and len(along) <= 1 and view.offset % row + max(along, default=1) <= row
 
 
-def lay_out(region: RegionParts, private: Iterable[str]) -> SharedLayout:
-    """Place slabs and staged copies; ``private`` are the buffers that nobody else reads."""
+def lay_out(region: RegionParts, private: Sequence[str]) -> SharedLayout:
+    """Place slabs and staged copies; ``private`` are the buffers that nobody else reads.
+
+    Where it costs nothing its place near, a value takes another's place only at a later level, so that no barrier
+    stands between the parts of one.
+    """
+    tight = _lay_out(region, private, range(len(region.parts)))
+    apart = _lay_out(region, private, region.levels)
+    as_much = apart.slabs.keys() == tight.slabs.keys() and apart.copies.keys() == tight.copies.keys()
+    return apart if as_much else tight
+
+
+def _lay_out(region: RegionParts, private: Sequence[str], times: Sequence[int]) -> SharedLayout:
+    """The layout in which a place is free again at the next of the parts' times."""
     parts, split = region.parts, region.split
     limit_bytes = region.target.shared_bytes_per_block - max(
         (_scratch_bytes(region, part) for part in parts), default=0
@@ -163,7 +179,7 @@ def lay_out(region: RegionParts, private: Iterable[str]) -> SharedLayout:
         first = region.written[name]
         last = max((number for number, part in enumerate(parts) if name in part.reads), default=first)
         slab = region.slab(name)
-        interval = _place(taken, region.bytes_of(name, slab), first, last, limit_bytes)
+        interval = _place(taken, region.bytes_of(name, slab), times[first], times[last], limit_bytes)
         if interval is not None:
             taken.append(interval)
             slabs[name] = replace(slab, offset_bytes=interval.start)
@@ -178,7 +194,8 @@ def lay_out(region: RegionParts, private: Iterable[str]) -> SharedLayout:
             if copy.buffer not in slabs:
                 wanted[copy] = len(parts) if stays else number
     for copy, last in sorted(wanted.items(), key=lambda pair: pair[0].size_bytes):
-        interval = _place(taken, copy.size_bytes, 0, last, limit_bytes)
+        until = times[last] if last < len(parts) else len(parts)
+        interval = _place(taken, copy.size_bytes, 0, until, limit_bytes)
         if interval is not None:
             taken.append(interval)
             (kept if copy.buffer in region.state.constants else staged)[copy] = interval.start
@@ -285,9 +302,9 @@ def _round_up(size: int) -> int:
 
 
 def _place(taken: Sequence[Interval], size: int, first: int, last: int, limit: int) -> Interval | None:
-    """The lowest free place of ``size`` bytes during some parts, or None."""
+    """The lowest free place of ``size`` bytes from a part or level to another, or None."""
     size, start = _round_up(max(size, 1)), 0
-    busy = sorted((i.start, i.end) for i in taken if i.first_part <= last and first <= i.last_part)
+    busy = sorted((i.start, i.end) for i in taken if i.first <= last and first <= i.last)
     for begin, end in busy:
         if begin - start >= size:
             break
@@ -390,6 +407,30 @@ def block_barriers(region: RegionParts, layout: SharedLayout) -> tuple[bool, ...
         if scratch_use(region, region.parts[number]) == "read":
             pending |= _Touches(reads=frozenset((_SCRATCH,)))
     return (*waits, region.split.pieces > 1 and _near(pending).conflicts(_near(head)))
+
+
+def first_warps(region: RegionParts, waits: Sequence[bool]) -> tuple[int, ...]:
+    """The warp with which each part begins: those between two barriers that need few warps stand side by side."""
+    warps, first, found = region.threads // 32, 0, []
+    for part, wait in zip(region.parts, waits, strict=False):
+        busy = _busy_warps(region, part)
+        first = 0 if wait else first
+        found.append(first if busy < warps else 0)
+        first = (first + busy) % warps
+    return tuple(found)
+
+
+def _busy_warps(region: RegionParts, part: Task) -> int:
+    """Warps that have work in a part; all of them where that is not told by the plan alone."""
+    plan, warps = part.plan, region.threads // 32
+    if isinstance(plan, ReductionPlan) and part.root is not None:
+        rows = plan.rows if part.root.op == "reduce_partials" else plan.rows // region.split.pieces
+        per_warp = {"thread": 32, "warp": 1, "warp_columns": WARP_COLUMNS}.get(plan.path)
+        return min(warps, ceil_div(rows, per_warp)) if per_warp else warps
+    if isinstance(plan, ProductPlan) and plan.path == "block" and not plan.tensor and not _scratch_bytes(region, part):
+        tile = block_tile(plan.tile_m, plan.tile_n, plan.tile_k, region.threads)
+        return min(warps, tile.num_tiles(plan.tile_m, plan.tile_n))
+    return warps
 
 
 def _near(touches: _Touches) -> _Touches:

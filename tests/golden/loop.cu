@@ -308,18 +308,22 @@ __device__ __forceinline__ typename Op::Value tk_reduce_lane(tk_index first, tk_
   return total;
 }
 
-template <class Op>
+// Merges the values of the lanes l with the same l % ROWS.
+template <class Op, int ROWS = 1>
 __device__ __forceinline__ typename Op::Value tk_merge_warp(typename Op::Value value) {
 #pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2)
+  for (int distance = 16; distance >= ROWS; distance /= 2)
     value = Op::merge(value, __shfl_xor_sync(0xffffffffu, value, distance));
   return value;
 }
 
-// One warp per row; every lane gets the result.
-template <class Op, tk_index COUNT, bool EXACT, class Load>
-__device__ __forceinline__ typename Op::Value tk_reduce_warp(tk_index begin, tk_index end, Load load) {
-  return tk_merge_warp<Op>(tk_reduce_lane<Op, 32, COUNT, EXACT>(begin + threadIdx.x % 32, end, load));
+// ROWS neighbouring rows per warp, one for its lanes l with the same l % ROWS; every lane gets its row's result. Every
+// warp takes part in the shuffles: the compiler does not know that all lanes of one are inside or none.
+template <class Op, int ROWS, tk_index COUNT, bool EXACT, class Load>
+__device__ __forceinline__ typename Op::Value tk_reduce_warp(bool inside, tk_index begin, tk_index end, Load load) {
+  typename Op::Value value = Op::identity();
+  if (inside) value = tk_reduce_lane<Op, 32 / ROWS, COUNT, EXACT>(begin + threadIdx.x % 32 / ROWS, end, load);
+  return tk_merge_warp<Op, ROWS>(value);
 }
 
 // One block per row; thread 0 gets the result, with EVERYONE all threads do.
@@ -449,10 +453,11 @@ __device__ __forceinline__ void tk_block_finish(const float* sums, int rows, int
 }
 
 // The product and its epilogue, which works on registers with DIRECT, BATCH results of a lane at a time; else by way of
-// `sums` (M * N floats), so that all threads share it.
+// `sums` (M * N floats), so that all threads share it. Warp number `warp` takes every (THREADS / 32)-th tile from
+// that one on.
 template <int M, int N, int K, int THREADS, int WARP_N, int LANES_K, int MICRO_M, int MICRO_N, int STEP, int STRIDE_A, bool A_ALONG_K,
           int STRIDE_B, bool B_ALONG_K, bool DIRECT, int BATCH, bool WHOLE, class Results, class Compute, class Write>
-__device__ __forceinline__ void tk_block_product(const float* a, const float* b, float* sums, int rows, int columns,
+__device__ __forceinline__ void tk_block_product(const float* a, const float* b, float* sums, int warp, int rows, int columns,
                                                  Compute compute, Write write) {
   static_assert(K % STEP == 0, "whole steps");
   constexpr int WARP_M = 32 / (WARP_N * LANES_K), LOW_N = WARP_N > 1 ? 2 : 1, SUMS = MICRO_M * MICRO_N;
@@ -465,7 +470,7 @@ __device__ __forceinline__ void tk_block_product(const float* a, const float* b,
   // Every warp takes part in the shuffles: the compiler does not know that a warp's lanes have the same tile.
 #pragma unroll 1
   for (int first_tile = 0; first_tile < TILES; first_tile += THREADS / 32) {
-    const int tile = first_tile + (int)threadIdx.x / 32;
+    const int tile = first_tile + warp;
     const bool inside = TILES % (THREADS / 32) == 0 || tile < TILES;
     const int m = tile / TILES_N * TILE_M + lane_m * MICRO_M, n = tile % TILES_N * TILE_N + lane_n * MICRO_N;
     float total[SUMS] = {};
@@ -654,7 +659,7 @@ __device__ __forceinline__ void task_2_after(const TkParams& p, int piece, unsig
     const tk_index m = piece * 1 + row, n = column;
     w_after[m * 40 + n] = results[0];
   };
-  tk_block_product<1, 40, 40, 512, 8, 4, 1, 1, 4, 44, true, 44, false, true, 1, true, float[1]>((const float*)(slabs + 512), (const float*)(slabs + 768), nullptr, 1, 40, compute, write);
+  tk_block_product<1, 40, 40, 512, 8, 4, 1, 1, 4, 44, true, 44, false, true, 1, true, float[1]>((const float*)(slabs + 512), (const float*)(slabs + 768), nullptr, threadIdx.x / 32, 1, 40, compute, write);
 }
 
 // Task 3, stage 2: reduction row_sums: stores row_sums; 1 pieces; warp per row, 9 rows of 40
@@ -668,11 +673,9 @@ __device__ __forceinline__ void task_3_row_sums(const TkParams& p, int piece, un
     const float v_after = b_after[r * 40 + k];
     return v_after;
   };
-  if (own_row < 1) {
-    const float v_row_sums = tk_reduce_warp<TkSum, 40, true>(0, 40, load);
-    if (threadIdx.x % 32 == 0) {
-      w_row_sums[r] = v_row_sums;
-    }
+  const float v_row_sums = tk_reduce_warp<TkSum, 1, 40, true>(own_row < 1, 0, 40, load);
+  if (threadIdx.x % 32 == 0 && own_row < 1) {
+    w_row_sums[r] = v_row_sums;
   }
 }
 

@@ -308,18 +308,22 @@ __device__ __forceinline__ typename Op::Value tk_reduce_lane(tk_index first, tk_
   return total;
 }
 
-template <class Op>
+// Merges the values of the lanes l with the same l % ROWS.
+template <class Op, int ROWS = 1>
 __device__ __forceinline__ typename Op::Value tk_merge_warp(typename Op::Value value) {
 #pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2)
+  for (int distance = 16; distance >= ROWS; distance /= 2)
     value = Op::merge(value, __shfl_xor_sync(0xffffffffu, value, distance));
   return value;
 }
 
-// One warp per row; every lane gets the result.
-template <class Op, tk_index COUNT, bool EXACT, class Load>
-__device__ __forceinline__ typename Op::Value tk_reduce_warp(tk_index begin, tk_index end, Load load) {
-  return tk_merge_warp<Op>(tk_reduce_lane<Op, 32, COUNT, EXACT>(begin + threadIdx.x % 32, end, load));
+// ROWS neighbouring rows per warp, one for its lanes l with the same l % ROWS; every lane gets its row's result. Every
+// warp takes part in the shuffles: the compiler does not know that all lanes of one are inside or none.
+template <class Op, int ROWS, tk_index COUNT, bool EXACT, class Load>
+__device__ __forceinline__ typename Op::Value tk_reduce_warp(bool inside, tk_index begin, tk_index end, Load load) {
+  typename Op::Value value = Op::identity();
+  if (inside) value = tk_reduce_lane<Op, 32 / ROWS, COUNT, EXACT>(begin + threadIdx.x % 32 / ROWS, end, load);
+  return tk_merge_warp<Op, ROWS>(value);
 }
 
 // One block per row; thread 0 gets the result, with EVERYONE all threads do.
@@ -449,10 +453,11 @@ __device__ __forceinline__ void tk_block_finish(const float* sums, int rows, int
 }
 
 // The product and its epilogue, which works on registers with DIRECT, BATCH results of a lane at a time; else by way of
-// `sums` (M * N floats), so that all threads share it.
+// `sums` (M * N floats), so that all threads share it. Warp number `warp` takes every (THREADS / 32)-th tile from
+// that one on.
 template <int M, int N, int K, int THREADS, int WARP_N, int LANES_K, int MICRO_M, int MICRO_N, int STEP, int STRIDE_A, bool A_ALONG_K,
           int STRIDE_B, bool B_ALONG_K, bool DIRECT, int BATCH, bool WHOLE, class Results, class Compute, class Write>
-__device__ __forceinline__ void tk_block_product(const float* a, const float* b, float* sums, int rows, int columns,
+__device__ __forceinline__ void tk_block_product(const float* a, const float* b, float* sums, int warp, int rows, int columns,
                                                  Compute compute, Write write) {
   static_assert(K % STEP == 0, "whole steps");
   constexpr int WARP_M = 32 / (WARP_N * LANES_K), LOW_N = WARP_N > 1 ? 2 : 1, SUMS = MICRO_M * MICRO_N;
@@ -465,7 +470,7 @@ __device__ __forceinline__ void tk_block_product(const float* a, const float* b,
   // Every warp takes part in the shuffles: the compiler does not know that a warp's lanes have the same tile.
 #pragma unroll 1
   for (int first_tile = 0; first_tile < TILES; first_tile += THREADS / 32) {
-    const int tile = first_tile + (int)threadIdx.x / 32;
+    const int tile = first_tile + warp;
     const bool inside = TILES % (THREADS / 32) == 0 || tile < TILES;
     const int m = tile / TILES_N * TILE_M + lane_m * MICRO_M, n = tile % TILES_N * TILE_N + lane_n * MICRO_N;
     float total[SUMS] = {};
@@ -613,14 +618,14 @@ __constant__ TkCopy tk_copies_0_a0[16] = {
   {2, 13824, 1584, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
   {2, 14304, 1980, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
   {2, 14784, 2376, 0, 0, 66, 33, 130150525, 132, 160, 1} /* w0 */,
-  {5, 16512, 0, 0, 0, 2, 2, 2147483648u, 8, 8, 1} /* b1 */,
-  {3, 16640, 0, 0, 0, 33, 33, 130150525, 132, 132, 1} /* b0 */,
-  {4, 16896, 0, 0, 0, 66, 66, 65075263, 264, 264, 1} /* w1 */,
-  {4, 17280, 0, 0, 0, 66, 2, 2147483648u, 8, 32, 1} /* w1 */,
-  {2, 18432, 0, 0, 0, 128, 128, 33554432, 2640, 2640, 4} /* w0 */,
-  {2, 20480, 2048, 0, 0, 37, 37, 116080198, 2640, 2640, 4} /* w0 */,
-  {0, 21120, 0, 0, 0, 125, 5, 858993460, 80, 96, 4} /* x */,
-  {0, 23520, 2000, 0, 0, 75, 5, 858993460, 80, 96, 4} /* x */,
+  {5, 16896, 0, 0, 0, 2, 2, 2147483648u, 8, 8, 1} /* b1 */,
+  {3, 17024, 0, 0, 0, 33, 33, 130150525, 132, 132, 1} /* b0 */,
+  {4, 17280, 0, 0, 0, 66, 66, 65075263, 264, 264, 1} /* w1 */,
+  {4, 17664, 0, 0, 0, 66, 2, 2147483648u, 8, 32, 1} /* w1 */,
+  {2, 18816, 0, 0, 0, 128, 128, 33554432, 2640, 2640, 4} /* w0 */,
+  {2, 20864, 2048, 0, 0, 37, 37, 116080198, 2640, 2640, 4} /* w0 */,
+  {0, 21504, 0, 0, 0, 125, 5, 858993460, 80, 96, 4} /* x */,
+  {0, 23904, 2000, 0, 0, 75, 5, 858993460, 80, 96, 4} /* x */,
 };
 
 // Task 0, stage 0: product slope: stores h, slope; epilogue h, h_squared, slope; inlines h_squared; 1 pieces; block 40x33x20 tile 40x33x20
@@ -629,7 +634,7 @@ __constant__ TkCopy tk_copies_0_a0[16] = {
 //   h_squared: f32[40,33] = mul h h
 //   slope: f32[40,33] = sub 1 h_squared
 __device__ __forceinline__ void task_0_slope(const TkParams& p, int piece, unsigned char* slabs) {
-  const float* b_b0 = (const float*)(slabs + 16640);
+  const float* b_b0 = (const float*)(slabs + 17024);
   float* w_h = (float*)(slabs + 0);
   float* w_slope = (float*)(slabs + 5376);
   auto compute = [&](int row, int column, float sum, float (&results)[2]) {
@@ -647,7 +652,7 @@ __device__ __forceinline__ void task_0_slope(const TkParams& p, int piece, unsig
     w_h[m * 33 + n] = results[0];
     w_slope[m * 33 + n] = results[1];
   };
-  tk_block_product<40, 33, 20, 512, 4, 1, 2, 2, 4, 24, true, 40, false, true, 4, true, float[2]>((const float*)(slabs + 21120), (const float*)(slabs + 11904), nullptr, 40, 33, compute, write);
+  tk_block_product<40, 33, 20, 512, 4, 1, 2, 2, 4, 24, true, 40, false, true, 4, true, float[2]>((const float*)(slabs + 21504), (const float*)(slabs + 11904), nullptr, threadIdx.x / 32, 40, 33, compute, write);
 }
 
 // Task 1, stage 0: product grad: stores squares, grad; epilogue difference, squares, grad; inlines difference; 1 pieces; block 40x2x33 tile 40x2x33
@@ -657,7 +662,7 @@ __device__ __forceinline__ void task_0_slope(const TkParams& p, int piece, unsig
 //   grad: f32[40,2] = mul difference 0.025
 __device__ __forceinline__ void task_1_grad(const TkParams& p, int piece, unsigned char* slabs) {
   const float* b_h = (const float*)(slabs + 0);
-  const float* b_b1 = (const float*)(slabs + 16512);
+  const float* b_b1 = (const float*)(slabs + 16896);
   const float* b_y = (const float*)(slabs + 11520);
   float* w_squares = (float*)(slabs + 11136);
   float* w_grad = (float*)(slabs + 10752);
@@ -677,7 +682,7 @@ __device__ __forceinline__ void task_1_grad(const TkParams& p, int piece, unsign
     w_squares[m * 2 + n] = results[0];
     w_grad[m * 2 + n] = results[1];
   };
-  tk_block_product<40, 2, 33, 512, 2, 4, 2, 1, 1, 33, true, 8, false, true, 1, true, float[2]>(b_h, (const float*)(slabs + 17280), nullptr, 40, 2, compute, write);
+  tk_block_product<40, 2, 33, 512, 2, 4, 2, 1, 1, 33, true, 8, false, true, 1, true, float[2]>(b_h, (const float*)(slabs + 17664), nullptr, threadIdx.x / 32, 40, 2, compute, write);
 }
 
 // Task 2, stage 0: reduction loss: stores loss; 1 pieces; warp per row, 1 rows of 80
@@ -691,11 +696,9 @@ __device__ __forceinline__ void task_2_loss(const TkParams& p, int piece, unsign
     const float v_squares = b_squares[k];
     return v_squares;
   };
-  if (own_row < 1) {
-    const float v_loss = __fdiv_rn(tk_reduce_warp<TkSum, 80, true>(0, 80, load), 80.0f);
-    if (threadIdx.x % 32 == 0) {
-      w_loss[0] = v_loss;
-    }
+  const float v_loss = __fdiv_rn(tk_reduce_warp<TkSum, 1, 80, true>(own_row < 1, 0, 80, load), 80.0f);
+  if (threadIdx.x % 32 == 0 && own_row < 1) {
+    w_loss[0] = v_loss;
   }
 }
 
@@ -705,7 +708,7 @@ __device__ __forceinline__ void task_2_loss(const TkParams& p, int piece, unsign
 __device__ __forceinline__ void task_3_grad_z0(const TkParams& p, int piece, unsigned char* slabs) {
   const float* b_grad = (const float*)(slabs + 10752);
   const float* b_slope = (const float*)(slabs + 5376);
-  float* w_grad_z0 = (float*)(slabs + 11136);
+  float* w_grad_z0 = (float*)(slabs + 11520);
   auto compute = [&](int row, int column, float sum, float (&results)[1]) {
     const tk_index m = row, n = column;
     const float v_back = sum;
@@ -717,16 +720,40 @@ __device__ __forceinline__ void task_3_grad_z0(const TkParams& p, int piece, uns
     const tk_index m = row, n = column;
     w_grad_z0[m * 33 + n] = results[0];
   };
-  tk_block_product<40, 33, 2, 512, 4, 1, 2, 2, 1, 2, true, 8, true, true, 4, true, float[1]>(b_grad, (const float*)(slabs + 17280), nullptr, 40, 33, compute, write);
+  tk_block_product<40, 33, 2, 512, 4, 1, 2, 2, 1, 2, true, 8, true, true, 4, true, float[1]>(b_grad, (const float*)(slabs + 17664), nullptr, (threadIdx.x / 32 + 15) % 16, 40, 33, compute, write);
 }
 
-// Task 4, stage 0: product w0_next: stores w0_next; epilogue mul, w0_next; inlines mul; 1 pieces; block 20x33x40 tile 20x33x40
+// Task 4, stage 0: reduction b1_next: stores b1_next; epilogue mul_3, b1_next; inlines mul_3; 1 pieces; warp per row, 2 rows of 40
+//   grad_b1: f32[2] = sum grad dims=(0,) pieces=1
+//   mul_3: f32[2] = mul grad_b1 rate
+//   b1_next: f32[2] = sub b1 mul_3
+__device__ __forceinline__ void task_4_b1_next(const TkParams& p, int piece, unsigned char* slabs) {
+  const float* b_grad = (const float*)(slabs + 10752);
+  const float* b_b1 = (const float*)(slabs + 16896);
+  float* w_b1_next = (float*)(p.in_b1);
+  const float v_rate = p.scalar_rate;
+  const tk_index row = 0;
+  const tk_index own_row = row + threadIdx.x / 32, r = own_row;
+  auto load = [&](tk_index k) -> float {
+    const float v_grad = b_grad[k * 2 + r];
+    return v_grad;
+  };
+  const float v_grad_b1 = tk_reduce_warp<TkSum, 1, 40, true>(own_row < 2, 0, 40, load);
+  if (threadIdx.x % 32 == 0 && own_row < 2) {
+    const float v_mul_3 = __fmul_rn(v_grad_b1, v_rate);
+    const float v_b1 = b_b1[r];
+    const float v_b1_next = __fsub_rn(v_b1, v_mul_3);
+    w_b1_next[r] = v_b1_next;
+  }
+}
+
+// Task 5, stage 0: product w0_next: stores w0_next; epilogue mul, w0_next; inlines mul; 1 pieces; block 20x33x40 tile 20x33x40
 //   grad_w0: f32[20,33] = mm x[20,40:1,20] grad_z0 pieces=1
 //   mul: f32[20,33] = mul grad_w0 rate
 //   w0_next: f32[20,33] = sub w0 mul
-__device__ __forceinline__ void task_4_w0_next(const TkParams& p, int piece, unsigned char* slabs) {
-  const float* b_grad_z0 = (const float*)(slabs + 11136);
-  const float* b_w0 = (const float*)(slabs + 18432);
+__device__ __forceinline__ void task_5_w0_next(const TkParams& p, int piece, unsigned char* slabs) {
+  const float* b_grad_z0 = (const float*)(slabs + 11520);
+  const float* b_w0 = (const float*)(slabs + 18816);
   float* w_w0_next = (float*)(p.in_w0);
   const float v_rate = p.scalar_rate;
   auto compute = [&](int row, int column, float sum, float (&results)[1]) {
@@ -741,26 +768,26 @@ __device__ __forceinline__ void task_4_w0_next(const TkParams& p, int piece, uns
     const tk_index m = row, n = column;
     w_w0_next[m * 33 + n] = results[0];
   };
-  tk_block_product<20, 33, 40, 512, 4, 2, 2, 2, 1, 24, false, 33, false, true, 2, true, float[1]>((const float*)(slabs + 21120), b_grad_z0, nullptr, 20, 33, compute, write);
+  tk_block_product<20, 33, 40, 512, 4, 2, 2, 2, 1, 24, false, 33, false, true, 2, true, float[1]>((const float*)(slabs + 21504), b_grad_z0, nullptr, threadIdx.x / 32, 20, 33, compute, write);
 }
 
-// Task 5, stage 0: reduction b0_next: stores b0_next; epilogue mul_1, b0_next; inlines mul_1; 1 pieces; columns per row, 33 rows of 40
+// Task 6, stage 0: reduction b0_next: stores b0_next; epilogue mul_1, b0_next; inlines mul_1; 1 pieces; warp_columns per row, 33 rows of 40
 //   grad_b0: f32[33] = sum grad_z0 dims=(0,) pieces=1
 //   mul_1: f32[33] = mul grad_b0 rate
 //   b0_next: f32[33] = sub b0 mul_1
-__device__ __forceinline__ void task_5_b0_next(const TkParams& p, int piece, unsigned char* slabs, unsigned char* shared) {
-  const float* b_grad_z0 = (const float*)(slabs + 11136);
-  const float* b_b0 = (const float*)(slabs + 16640);
+__device__ __forceinline__ void task_6_b0_next(const TkParams& p, int piece, unsigned char* slabs) {
+  const float* b_grad_z0 = (const float*)(slabs + 11520);
+  const float* b_b0 = (const float*)(slabs + 17024);
   float* w_b0_next = (float*)(p.in_b0);
   const float v_rate = p.scalar_rate;
   const tk_index row = 0;
-  const tk_index own_row = row + threadIdx.x % 64, r = own_row;
+  const tk_index own_row = row + (threadIdx.x / 32 + 1) % 16 * 4 + threadIdx.x % 4, r = own_row;
   auto load = [&](tk_index k) -> float {
     const float v_grad_z0 = b_grad_z0[k * 33 + r];
     return v_grad_z0;
   };
-  const float v_grad_b0 = tk_reduce_columns<TkSum, 512, 64, 40, true, false>(own_row < 33, 0, 40, (float*)shared, load);
-  if (threadIdx.x < 64 && own_row < 33) {
+  const float v_grad_b0 = tk_reduce_warp<TkSum, 4, 40, true>(own_row < 33, 0, 40, load);
+  if (threadIdx.x % 32 < 4 && own_row < 33) {
     const float v_mul_1 = __fmul_rn(v_grad_b0, v_rate);
     const float v_b0 = b_b0[r];
     const float v_b0_next = __fsub_rn(v_b0, v_mul_1);
@@ -768,14 +795,14 @@ __device__ __forceinline__ void task_5_b0_next(const TkParams& p, int piece, uns
   }
 }
 
-// Task 6, stage 0: product w1_next: stores w1_next; epilogue mul_2, w1_next; inlines mul_2; 1 pieces; block 33x2x40 tile 33x2x40
+// Task 7, stage 0: product w1_next: stores w1_next; epilogue mul_2, w1_next; inlines mul_2; 1 pieces; block 33x2x40 tile 33x2x40
 //   grad_w1: f32[33,2] = mm h[33,40:1,33] grad pieces=1
 //   mul_2: f32[33,2] = mul grad_w1 rate
 //   w1_next: f32[33,2] = sub w1 mul_2
-__device__ __forceinline__ void task_6_w1_next(const TkParams& p, int piece, unsigned char* slabs) {
+__device__ __forceinline__ void task_7_w1_next(const TkParams& p, int piece, unsigned char* slabs) {
   const float* b_h = (const float*)(slabs + 0);
   const float* b_grad = (const float*)(slabs + 10752);
-  const float* b_w1 = (const float*)(slabs + 16896);
+  const float* b_w1 = (const float*)(slabs + 17280);
   float* w_w1_next = (float*)(p.in_w1);
   const float v_rate = p.scalar_rate;
   auto compute = [&](int row, int column, float sum, float (&results)[1]) {
@@ -790,33 +817,7 @@ __device__ __forceinline__ void task_6_w1_next(const TkParams& p, int piece, uns
     const tk_index m = row, n = column;
     w_w1_next[m * 2 + n] = results[0];
   };
-  tk_block_product<33, 2, 40, 512, 2, 4, 2, 1, 1, 33, false, 2, false, true, 1, true, float[1]>(b_h, b_grad, nullptr, 33, 2, compute, write);
-}
-
-// Task 7, stage 0: reduction b1_next: stores b1_next; epilogue mul_3, b1_next; inlines mul_3; 1 pieces; warp per row, 2 rows of 40
-//   grad_b1: f32[2] = sum grad dims=(0,) pieces=1
-//   mul_3: f32[2] = mul grad_b1 rate
-//   b1_next: f32[2] = sub b1 mul_3
-__device__ __forceinline__ void task_7_b1_next(const TkParams& p, int piece, unsigned char* slabs) {
-  const float* b_grad = (const float*)(slabs + 10752);
-  const float* b_b1 = (const float*)(slabs + 16512);
-  float* w_b1_next = (float*)(p.in_b1);
-  const float v_rate = p.scalar_rate;
-  const tk_index row = 0;
-  const tk_index own_row = row + threadIdx.x / 32, r = own_row;
-  auto load = [&](tk_index k) -> float {
-    const float v_grad = b_grad[k * 2 + r];
-    return v_grad;
-  };
-  if (own_row < 2) {
-    const float v_grad_b1 = tk_reduce_warp<TkSum, 40, true>(0, 40, load);
-    if (threadIdx.x % 32 == 0) {
-      const float v_mul_3 = __fmul_rn(v_grad_b1, v_rate);
-      const float v_b1 = b_b1[r];
-      const float v_b1_next = __fsub_rn(v_b1, v_mul_3);
-      w_b1_next[r] = v_b1_next;
-    }
-  }
+  tk_block_product<33, 2, 40, 512, 2, 4, 2, 1, 1, 33, false, 2, false, true, 1, true, float[1]>(b_h, b_grad, nullptr, (threadIdx.x / 32 + 8) % 16, 33, 2, compute, write);
 }
 
 #ifndef TRAINKERNEL_ENTRY
@@ -844,18 +845,17 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
     __syncthreads();
     TK_TASK(0, 2);
     task_2_loss(p, piece, shared);
-    __syncthreads();
     TK_TASK(0, 3);
     task_3_grad_z0(p, piece, shared);
-    __syncthreads();
     TK_TASK(0, 4);
-    task_4_w0_next(p, piece, shared);
+    task_4_b1_next(p, piece, shared);
+    __syncthreads();
     TK_TASK(0, 5);
-    task_5_b0_next(p, piece, shared, shared + 24960);
+    task_5_w0_next(p, piece, shared);
     TK_TASK(0, 6);
-    task_6_w1_next(p, piece, shared);
+    task_6_b0_next(p, piece, shared);
     TK_TASK(0, 7);
-    task_7_b1_next(p, piece, shared);
+    task_7_w1_next(p, piece, shared);
   }
 }
 
@@ -1001,7 +1001,7 @@ int TK_HOST(destroy)(TK_HOST(handle) * handle);
 #define TK_HOST_PARAMS_BYTES 80
 #define TK_HOST_USES_TENSOR_TABLE 0
 #define TK_HOST_THREADS_PER_BLOCK 512
-#define TK_HOST_SHARED_BYTES 27008
+#define TK_HOST_SHARED_BYTES 25344
 #define TK_HOST_WORKSPACE_BYTES 256ull
 #define TK_HOST_HEADER_BYTES 256
 #define TK_HOST_BLOCKS_PER_SM 1
@@ -1027,7 +1027,7 @@ static const int TK_HOST(scalar_offsets)[] = {
 };
 
 static const char* const TK_HOST(stage_names)[] = {
-    "slope, grad, loss, grad_z0, w0_next, b0_next, w1_next, b1_next",
+    "slope, grad, loss, grad_z0, b1_next, w0_next, b0_next, w1_next",
 };
 
 /* Host entry, part 1: the driver library, the cubin, the grid and the workspace. Never compiled

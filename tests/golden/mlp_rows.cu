@@ -308,18 +308,22 @@ __device__ __forceinline__ typename Op::Value tk_reduce_lane(tk_index first, tk_
   return total;
 }
 
-template <class Op>
+// Merges the values of the lanes l with the same l % ROWS.
+template <class Op, int ROWS = 1>
 __device__ __forceinline__ typename Op::Value tk_merge_warp(typename Op::Value value) {
 #pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2)
+  for (int distance = 16; distance >= ROWS; distance /= 2)
     value = Op::merge(value, __shfl_xor_sync(0xffffffffu, value, distance));
   return value;
 }
 
-// One warp per row; every lane gets the result.
-template <class Op, tk_index COUNT, bool EXACT, class Load>
-__device__ __forceinline__ typename Op::Value tk_reduce_warp(tk_index begin, tk_index end, Load load) {
-  return tk_merge_warp<Op>(tk_reduce_lane<Op, 32, COUNT, EXACT>(begin + threadIdx.x % 32, end, load));
+// ROWS neighbouring rows per warp, one for its lanes l with the same l % ROWS; every lane gets its row's result. Every
+// warp takes part in the shuffles: the compiler does not know that all lanes of one are inside or none.
+template <class Op, int ROWS, tk_index COUNT, bool EXACT, class Load>
+__device__ __forceinline__ typename Op::Value tk_reduce_warp(bool inside, tk_index begin, tk_index end, Load load) {
+  typename Op::Value value = Op::identity();
+  if (inside) value = tk_reduce_lane<Op, 32 / ROWS, COUNT, EXACT>(begin + threadIdx.x % 32 / ROWS, end, load);
+  return tk_merge_warp<Op, ROWS>(value);
 }
 
 // One block per row; thread 0 gets the result, with EVERYONE all threads do.
@@ -449,10 +453,11 @@ __device__ __forceinline__ void tk_block_finish(const float* sums, int rows, int
 }
 
 // The product and its epilogue, which works on registers with DIRECT, BATCH results of a lane at a time; else by way of
-// `sums` (M * N floats), so that all threads share it.
+// `sums` (M * N floats), so that all threads share it. Warp number `warp` takes every (THREADS / 32)-th tile from
+// that one on.
 template <int M, int N, int K, int THREADS, int WARP_N, int LANES_K, int MICRO_M, int MICRO_N, int STEP, int STRIDE_A, bool A_ALONG_K,
           int STRIDE_B, bool B_ALONG_K, bool DIRECT, int BATCH, bool WHOLE, class Results, class Compute, class Write>
-__device__ __forceinline__ void tk_block_product(const float* a, const float* b, float* sums, int rows, int columns,
+__device__ __forceinline__ void tk_block_product(const float* a, const float* b, float* sums, int warp, int rows, int columns,
                                                  Compute compute, Write write) {
   static_assert(K % STEP == 0, "whole steps");
   constexpr int WARP_M = 32 / (WARP_N * LANES_K), LOW_N = WARP_N > 1 ? 2 : 1, SUMS = MICRO_M * MICRO_N;
@@ -465,7 +470,7 @@ __device__ __forceinline__ void tk_block_product(const float* a, const float* b,
   // Every warp takes part in the shuffles: the compiler does not know that a warp's lanes have the same tile.
 #pragma unroll 1
   for (int first_tile = 0; first_tile < TILES; first_tile += THREADS / 32) {
-    const int tile = first_tile + (int)threadIdx.x / 32;
+    const int tile = first_tile + warp;
     const bool inside = TILES % (THREADS / 32) == 0 || tile < TILES;
     const int m = tile / TILES_N * TILE_M + lane_m * MICRO_M, n = tile % TILES_N * TILE_N + lane_n * MICRO_N;
     float total[SUMS] = {};
@@ -605,18 +610,18 @@ struct TkParams {
 };
 
 __constant__ TkCopy tk_copies_0_a0[12] = {
-  {5, 2432, 0, 0, 0, 2, 2, 2147483648u, 8, 8, 1} /* b1 */,
-  {3, 2560, 0, 0, 0, 33, 33, 130150525, 132, 132, 1} /* b0 */,
-  {4, 3328, 0, 0, 0, 66, 2, 2147483648u, 8, 32, 1} /* w1 */,
-  {2, 4480, 0, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
-  {2, 4960, 396, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
-  {2, 5440, 792, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
-  {2, 5920, 1188, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
-  {2, 6400, 1584, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
-  {2, 6880, 1980, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
-  {2, 7360, 2376, 0, 0, 66, 33, 130150525, 132, 160, 1} /* w0 */,
+  {5, 2560, 0, 0, 0, 2, 2, 2147483648u, 8, 8, 1} /* b1 */,
+  {3, 2688, 0, 0, 0, 33, 33, 130150525, 132, 132, 1} /* b0 */,
+  {4, 3456, 0, 0, 0, 66, 2, 2147483648u, 8, 32, 1} /* w1 */,
+  {2, 4608, 0, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
+  {2, 5088, 396, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
+  {2, 5568, 792, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
+  {2, 6048, 1188, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
+  {2, 6528, 1584, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
+  {2, 7008, 1980, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
+  {2, 7488, 2376, 0, 0, 66, 33, 130150525, 132, 160, 1} /* w0 */,
   {1, 1792, 0, 40, 0, 10, 10, 429496730, 40, 40, 1} /* y */,
-  {0, 2816, 0, 400, 0, 25, 5, 858993460, 80, 96, 4} /* x */,
+  {0, 2944, 0, 400, 0, 25, 5, 858993460, 80, 96, 4} /* x */,
 };
 
 // Task 0, stage 0: product slope: stores h, slope; epilogue h, h_squared, slope; inlines h_squared; 8 pieces; block 40x33x20 tile 5x33x20
@@ -625,7 +630,7 @@ __constant__ TkCopy tk_copies_0_a0[12] = {
 //   h_squared: f32[40,33] = mul h h
 //   slope: f32[40,33] = sub 1 h_squared
 __device__ __forceinline__ void task_0_slope(const TkParams& p, int piece, unsigned char* slabs) {
-  const float* b_b0 = (const float*)(slabs + 2560);
+  const float* b_b0 = (const float*)(slabs + 2688);
   float* w_h = (float*)(slabs + 0) + (long long)piece * -165;
   float* w_slope = (float*)(slabs + 768) + (long long)piece * -165;
   auto compute = [&](int row, int column, float sum, float (&results)[2]) {
@@ -643,7 +648,7 @@ __device__ __forceinline__ void task_0_slope(const TkParams& p, int piece, unsig
     w_h[m * 33 + n] = results[0];
     w_slope[m * 33 + n] = results[1];
   };
-  tk_block_product<5, 33, 20, 512, 4, 2, 2, 1, 4, 24, true, 40, false, true, 1, true, float[2]>((const float*)(slabs + 2816), (const float*)(slabs + 4480), nullptr, 5, 33, compute, write);
+  tk_block_product<5, 33, 20, 512, 4, 2, 2, 1, 4, 24, true, 40, false, true, 1, true, float[2]>((const float*)(slabs + 2944), (const float*)(slabs + 4608), nullptr, threadIdx.x / 32, 5, 33, compute, write);
 }
 
 // Task 1, stage 0: product grad: stores squares, grad; epilogue difference, squares, grad; inlines difference; 8 pieces; block 40x2x33 tile 5x2x33
@@ -653,7 +658,7 @@ __device__ __forceinline__ void task_0_slope(const TkParams& p, int piece, unsig
 //   grad: f32[40,2] = mul difference 0.025
 __device__ __forceinline__ void task_1_grad(const TkParams& p, int piece, unsigned char* slabs) {
   const float* b_h = (const float*)(slabs + 0) + (long long)piece * -165;
-  const float* b_b1 = (const float*)(slabs + 2432);
+  const float* b_b1 = (const float*)(slabs + 2560);
   const float* b_y = (const float*)(slabs + 1792) + (long long)piece * -10;
   float* w_squares = (float*)(slabs + 1664) + (long long)piece * -10;
   float* w_grad = (float*)(slabs + 1536) + (long long)piece * -10;
@@ -673,7 +678,7 @@ __device__ __forceinline__ void task_1_grad(const TkParams& p, int piece, unsign
     w_squares[m * 2 + n] = results[0];
     w_grad[m * 2 + n] = results[1];
   };
-  tk_block_product<5, 2, 33, 512, 2, 8, 1, 1, 1, 33, true, 8, false, true, 1, true, float[2]>(b_h + piece * 165, (const float*)(slabs + 3328), nullptr, 5, 2, compute, write);
+  tk_block_product<5, 2, 33, 512, 2, 8, 1, 1, 1, 33, true, 8, false, true, 1, true, float[2]>(b_h + piece * 165, (const float*)(slabs + 3456), nullptr, threadIdx.x / 32, 5, 2, compute, write);
 }
 
 // Task 2, stage 0: reduction loss_partials: stores loss_partials; 8 pieces; warp per row, 1 rows of 80, 8 partials of 10
@@ -688,11 +693,9 @@ __device__ __forceinline__ void task_2_loss_partials(const TkParams& p, int piec
     const float v_squares = b_squares[k];
     return v_squares;
   };
-  if (own_row < 1) {
-    const float v_loss_partials = tk_reduce_warp<TkSum, 10, true>(begin, end, load);
-    if (threadIdx.x % 32 == 0) {
-      w_loss_partials[piece] = v_loss_partials;
-    }
+  const float v_loss_partials = tk_reduce_warp<TkSum, 1, 10, true>(own_row < 1, begin, end, load);
+  if (threadIdx.x % 32 == 0 && own_row < 1) {
+    w_loss_partials[piece] = v_loss_partials;
   }
 }
 
@@ -702,7 +705,7 @@ __device__ __forceinline__ void task_2_loss_partials(const TkParams& p, int piec
 __device__ __forceinline__ void task_3_grad_z0(const TkParams& p, int piece, unsigned char* slabs) {
   const float* b_grad = (const float*)(slabs + 1536) + (long long)piece * -10;
   const float* b_slope = (const float*)(slabs + 768) + (long long)piece * -165;
-  float* w_grad_z0 = (float*)(slabs + 1664) + (long long)piece * -165;
+  float* w_grad_z0 = (float*)(slabs + 1792) + (long long)piece * -165;
   auto compute = [&](int row, int column, float sum, float (&results)[1]) {
     const tk_index m = piece * 5 + row, n = column;
     const float v_back = sum;
@@ -714,50 +717,15 @@ __device__ __forceinline__ void task_3_grad_z0(const TkParams& p, int piece, uns
     const tk_index m = piece * 5 + row, n = column;
     w_grad_z0[m * 33 + n] = results[0];
   };
-  tk_block_product<5, 33, 2, 512, 4, 1, 1, 1, 1, 2, true, 8, true, true, 1, true, float[1]>(b_grad + piece * 10, (const float*)(slabs + 3328), nullptr, 5, 33, compute, write);
+  tk_block_product<5, 33, 2, 512, 4, 1, 1, 1, 1, 2, true, 8, true, true, 1, true, float[1]>(b_grad + piece * 10, (const float*)(slabs + 3456), nullptr, (threadIdx.x / 32 + 15) % 16, 5, 33, compute, write);
 }
 
-// Task 4, stage 0: product grad_w0_partials: stores grad_w0_partials; 8 pieces; block 20x33x40 tile 20x33x5, depth split 8 x 5
-//   grad_w0_partials: f32[8,20,33] = product_partials x[20,40:1,20] grad_z0 pieces=8
-__device__ __forceinline__ void task_4_grad_w0_partials(const TkParams& p, int piece, unsigned char* slabs) {
-  const float* b_grad_z0 = (const float*)(slabs + 1664) + (long long)piece * -165;
-  float* w_grad_w0_partials = (float*)(p.workspace + 512);
-  auto compute = [&](int row, int column, float sum, float (&results)[1]) {
-    const tk_index m = row, n = column;
-    const float v_grad_w0_partials = sum;
-    results[0] = v_grad_w0_partials;
-  };
-  auto write = [&](int row, int column, const float (&results)[1]) {
-    const tk_index m = row, n = column;
-    w_grad_w0_partials[piece * 660 + m * 33 + n] = results[0];
-  };
-  tk_block_product<20, 33, 5, 512, 4, 2, 2, 2, 1, 24, false, 33, false, true, 1, true, float[1]>((const float*)(slabs + 2816), b_grad_z0 + piece * 165, nullptr, 20, 33, compute, write);
-}
-
-// Task 5, stage 0: reduction grad_b0_partials: stores grad_b0_partials; 8 pieces; thread per row, 33 rows of 40, 8 partials of 5
-//   grad_b0_partials: f32[8,33] = reduce_partials grad_z0 dims=(0,) pieces=8 reduce='sum'
-__device__ __forceinline__ void task_5_grad_b0_partials(const TkParams& p, int piece, unsigned char* slabs) {
-  const float* b_grad_z0 = (const float*)(slabs + 1664) + (long long)piece * -165;
-  float* w_grad_b0_partials = (float*)(p.workspace + 21760);
-  const tk_index begin = (tk_index)piece * 5, end = begin + 5;
-  const tk_index row = 0;
-  const tk_index own_row = row + threadIdx.x, r = own_row;
-  auto load = [&](tk_index k) -> float {
-    const float v_grad_z0 = b_grad_z0[k * 33 + r];
-    return v_grad_z0;
-  };
-  if (own_row < 33) {
-    const float v_grad_b0_partials = tk_reduce_lane<TkSum, 1, 5, true>(begin, end, load);
-    w_grad_b0_partials[piece * 33 + r] = v_grad_b0_partials;
-  }
-}
-
-// Task 6, stage 0: product grad_w1_partials: stores grad_w1_partials; 8 pieces; block 33x2x40 tile 33x2x5, depth split 8 x 5
+// Task 4, stage 0: product grad_w1_partials: stores grad_w1_partials; 8 pieces; block 33x2x40 tile 33x2x5, depth split 8 x 5
 //   grad_w1_partials: f32[8,33,2] = product_partials h[33,40:1,33] grad pieces=8
-__device__ __forceinline__ void task_6_grad_w1_partials(const TkParams& p, int piece, unsigned char* slabs) {
+__device__ __forceinline__ void task_4_grad_w1_partials(const TkParams& p, int piece, unsigned char* slabs) {
   const float* b_h = (const float*)(slabs + 0) + (long long)piece * -165;
   const float* b_grad = (const float*)(slabs + 1536) + (long long)piece * -10;
-  float* w_grad_w1_partials = (float*)(p.workspace + 23040);
+  float* w_grad_w1_partials = (float*)(p.workspace + 512);
   auto compute = [&](int row, int column, float sum, float (&results)[1]) {
     const tk_index m = row, n = column;
     const float v_grad_w1_partials = sum;
@@ -767,14 +735,14 @@ __device__ __forceinline__ void task_6_grad_w1_partials(const TkParams& p, int p
     const tk_index m = row, n = column;
     w_grad_w1_partials[piece * 66 + m * 2 + n] = results[0];
   };
-  tk_block_product<33, 2, 5, 512, 1, 2, 1, 1, 1, 33, false, 2, false, true, 1, true, float[1]>(b_h + piece * 165, b_grad + piece * 10, nullptr, 33, 2, compute, write);
+  tk_block_product<33, 2, 5, 512, 1, 2, 1, 1, 1, 33, false, 2, false, true, 1, true, float[1]>(b_h + piece * 165, b_grad + piece * 10, nullptr, (threadIdx.x / 32 + 6) % 16, 33, 2, compute, write);
 }
 
-// Task 7, stage 0: reduction grad_b1_partials: stores grad_b1_partials; 8 pieces; warp per row, 2 rows of 40, 8 partials of 5
+// Task 5, stage 0: reduction grad_b1_partials: stores grad_b1_partials; 8 pieces; warp per row, 2 rows of 40, 8 partials of 5
 //   grad_b1_partials: f32[8,2] = reduce_partials grad dims=(0,) pieces=8 reduce='sum'
-__device__ __forceinline__ void task_7_grad_b1_partials(const TkParams& p, int piece, unsigned char* slabs) {
+__device__ __forceinline__ void task_5_grad_b1_partials(const TkParams& p, int piece, unsigned char* slabs) {
   const float* b_grad = (const float*)(slabs + 1536) + (long long)piece * -10;
-  float* w_grad_b1_partials = (float*)(p.workspace + 25344);
+  float* w_grad_b1_partials = (float*)(p.workspace + 2816);
   const tk_index begin = (tk_index)piece * 5, end = begin + 5;
   const tk_index row = 0;
   const tk_index own_row = row + threadIdx.x / 32, r = own_row;
@@ -782,11 +750,44 @@ __device__ __forceinline__ void task_7_grad_b1_partials(const TkParams& p, int p
     const float v_grad = b_grad[k * 2 + r];
     return v_grad;
   };
-  if (own_row < 2) {
-    const float v_grad_b1_partials = tk_reduce_warp<TkSum, 5, true>(begin, end, load);
-    if (threadIdx.x % 32 == 0) {
-      w_grad_b1_partials[piece * 2 + r] = v_grad_b1_partials;
-    }
+  const float v_grad_b1_partials = tk_reduce_warp<TkSum, 1, 5, true>(own_row < 2, begin, end, load);
+  if (threadIdx.x % 32 == 0 && own_row < 2) {
+    w_grad_b1_partials[piece * 2 + r] = v_grad_b1_partials;
+  }
+}
+
+// Task 6, stage 0: product grad_w0_partials: stores grad_w0_partials; 8 pieces; block 20x33x40 tile 20x33x5, depth split 8 x 5
+//   grad_w0_partials: f32[8,20,33] = product_partials x[20,40:1,20] grad_z0 pieces=8
+__device__ __forceinline__ void task_6_grad_w0_partials(const TkParams& p, int piece, unsigned char* slabs) {
+  const float* b_grad_z0 = (const float*)(slabs + 1792) + (long long)piece * -165;
+  float* w_grad_w0_partials = (float*)(p.workspace + 3072);
+  auto compute = [&](int row, int column, float sum, float (&results)[1]) {
+    const tk_index m = row, n = column;
+    const float v_grad_w0_partials = sum;
+    results[0] = v_grad_w0_partials;
+  };
+  auto write = [&](int row, int column, const float (&results)[1]) {
+    const tk_index m = row, n = column;
+    w_grad_w0_partials[piece * 660 + m * 33 + n] = results[0];
+  };
+  tk_block_product<20, 33, 5, 512, 4, 2, 2, 2, 1, 24, false, 33, false, true, 1, true, float[1]>((const float*)(slabs + 2944), b_grad_z0 + piece * 165, nullptr, threadIdx.x / 32, 20, 33, compute, write);
+}
+
+// Task 7, stage 0: reduction grad_b0_partials: stores grad_b0_partials; 8 pieces; thread per row, 33 rows of 40, 8 partials of 5
+//   grad_b0_partials: f32[8,33] = reduce_partials grad_z0 dims=(0,) pieces=8 reduce='sum'
+__device__ __forceinline__ void task_7_grad_b0_partials(const TkParams& p, int piece, unsigned char* slabs) {
+  const float* b_grad_z0 = (const float*)(slabs + 1792) + (long long)piece * -165;
+  float* w_grad_b0_partials = (float*)(p.workspace + 24320);
+  const tk_index begin = (tk_index)piece * 5, end = begin + 5;
+  const tk_index row = 0;
+  const tk_index own_row = row + (threadIdx.x / 32 + 1) % 16 * 32 + threadIdx.x % 32, r = own_row;
+  auto load = [&](tk_index k) -> float {
+    const float v_grad_z0 = b_grad_z0[k * 33 + r];
+    return v_grad_z0;
+  };
+  if (own_row < 33) {
+    const float v_grad_b0_partials = tk_reduce_lane<TkSum, 1, 5, true>(begin, end, load);
+    w_grad_b0_partials[piece * 33 + r] = v_grad_b0_partials;
   }
 }
 
@@ -855,18 +856,17 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
     __syncthreads();
     TK_TASK(0, 2);
     task_2_loss_partials(p, piece, shared);
-    __syncthreads();
     TK_TASK(0, 3);
     task_3_grad_z0(p, piece, shared);
-    __syncthreads();
     TK_TASK(0, 4);
-    task_4_grad_w0_partials(p, piece, shared);
+    task_4_grad_w1_partials(p, piece, shared);
     TK_TASK(0, 5);
-    task_5_grad_b0_partials(p, piece, shared);
+    task_5_grad_b1_partials(p, piece, shared);
+    __syncthreads();
     TK_TASK(0, 6);
-    task_6_grad_w1_partials(p, piece, shared);
+    task_6_grad_w0_partials(p, piece, shared);
     TK_TASK(0, 7);
-    task_7_grad_b1_partials(p, piece, shared);
+    task_7_grad_b0_partials(p, piece, shared);
     __syncthreads();  // the next piece takes the same shared memory
   }
   if (!tk_grid_barrier(barrier, 1)) return;
@@ -885,7 +885,7 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
       TK_TASK(1, 9);
       task = {
         (const float*)(p.in_w0),  // b_w0
-        (const float*)(p.workspace + 512),  // b_grad_w0_partials
+        (const float*)(p.workspace + 3072),  // b_grad_w0_partials
         (float*)(p.in_w0),  // w_w0_next
         660,
       };
@@ -894,7 +894,7 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
       piece -= 2;
       task = {
         (const float*)(p.in_b0),  // b_b0
-        (const float*)(p.workspace + 21760),  // b_grad_b0_partials
+        (const float*)(p.workspace + 24320),  // b_grad_b0_partials
         (float*)(p.in_b0),  // w_b0_next
         33,
       };
@@ -903,7 +903,7 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
       piece -= 3;
       task = {
         (const float*)(p.in_w1),  // b_w1
-        (const float*)(p.workspace + 23040),  // b_grad_w1_partials
+        (const float*)(p.workspace + 512),  // b_grad_w1_partials
         (float*)(p.in_w1),  // w_w1_next
         66,
       };
@@ -912,7 +912,7 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
       piece -= 4;
       task = {
         (const float*)(p.in_b1),  // b_b1
-        (const float*)(p.workspace + 25344),  // b_grad_b1_partials
+        (const float*)(p.workspace + 2816),  // b_grad_b1_partials
         (float*)(p.in_b1),  // w_b1_next
         2,
       };
@@ -1063,7 +1063,7 @@ int TK_HOST(destroy)(TK_HOST(handle) * handle);
 #define TK_HOST_PARAMS_BYTES 80
 #define TK_HOST_USES_TENSOR_TABLE 0
 #define TK_HOST_THREADS_PER_BLOCK 512
-#define TK_HOST_SHARED_BYTES 7680
+#define TK_HOST_SHARED_BYTES 7808
 #define TK_HOST_WORKSPACE_BYTES 25600ull
 #define TK_HOST_HEADER_BYTES 256
 #define TK_HOST_BLOCKS_PER_SM 1
@@ -1089,7 +1089,7 @@ static const int TK_HOST(scalar_offsets)[] = {
 };
 
 static const char* const TK_HOST(stage_names)[] = {
-    "slope, grad, loss_partials, grad_z0, grad_w0_partials, grad_b0_partials, grad_w1_partials, grad_b1_partials",
+    "slope, grad, loss_partials, grad_z0, grad_w1_partials, grad_b1_partials, grad_w0_partials, grad_b0_partials",
     "loss, w0_next, b0_next, w1_next, b1_next",
 };
 

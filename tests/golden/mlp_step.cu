@@ -308,18 +308,22 @@ __device__ __forceinline__ typename Op::Value tk_reduce_lane(tk_index first, tk_
   return total;
 }
 
-template <class Op>
+// Merges the values of the lanes l with the same l % ROWS.
+template <class Op, int ROWS = 1>
 __device__ __forceinline__ typename Op::Value tk_merge_warp(typename Op::Value value) {
 #pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2)
+  for (int distance = 16; distance >= ROWS; distance /= 2)
     value = Op::merge(value, __shfl_xor_sync(0xffffffffu, value, distance));
   return value;
 }
 
-// One warp per row; every lane gets the result.
-template <class Op, tk_index COUNT, bool EXACT, class Load>
-__device__ __forceinline__ typename Op::Value tk_reduce_warp(tk_index begin, tk_index end, Load load) {
-  return tk_merge_warp<Op>(tk_reduce_lane<Op, 32, COUNT, EXACT>(begin + threadIdx.x % 32, end, load));
+// ROWS neighbouring rows per warp, one for its lanes l with the same l % ROWS; every lane gets its row's result. Every
+// warp takes part in the shuffles: the compiler does not know that all lanes of one are inside or none.
+template <class Op, int ROWS, tk_index COUNT, bool EXACT, class Load>
+__device__ __forceinline__ typename Op::Value tk_reduce_warp(bool inside, tk_index begin, tk_index end, Load load) {
+  typename Op::Value value = Op::identity();
+  if (inside) value = tk_reduce_lane<Op, 32 / ROWS, COUNT, EXACT>(begin + threadIdx.x % 32 / ROWS, end, load);
+  return tk_merge_warp<Op, ROWS>(value);
 }
 
 // One block per row; thread 0 gets the result, with EVERYONE all threads do.
@@ -743,10 +747,11 @@ __device__ __forceinline__ void tk_block_finish(const float* sums, int rows, int
 }
 
 // The product and its epilogue, which works on registers with DIRECT, BATCH results of a lane at a time; else by way of
-// `sums` (M * N floats), so that all threads share it.
+// `sums` (M * N floats), so that all threads share it. Warp number `warp` takes every (THREADS / 32)-th tile from
+// that one on.
 template <int M, int N, int K, int THREADS, int WARP_N, int LANES_K, int MICRO_M, int MICRO_N, int STEP, int STRIDE_A, bool A_ALONG_K,
           int STRIDE_B, bool B_ALONG_K, bool DIRECT, int BATCH, bool WHOLE, class Results, class Compute, class Write>
-__device__ __forceinline__ void tk_block_product(const float* a, const float* b, float* sums, int rows, int columns,
+__device__ __forceinline__ void tk_block_product(const float* a, const float* b, float* sums, int warp, int rows, int columns,
                                                  Compute compute, Write write) {
   static_assert(K % STEP == 0, "whole steps");
   constexpr int WARP_M = 32 / (WARP_N * LANES_K), LOW_N = WARP_N > 1 ? 2 : 1, SUMS = MICRO_M * MICRO_N;
@@ -759,7 +764,7 @@ __device__ __forceinline__ void tk_block_product(const float* a, const float* b,
   // Every warp takes part in the shuffles: the compiler does not know that a warp's lanes have the same tile.
 #pragma unroll 1
   for (int first_tile = 0; first_tile < TILES; first_tile += THREADS / 32) {
-    const int tile = first_tile + (int)threadIdx.x / 32;
+    const int tile = first_tile + warp;
     const bool inside = TILES % (THREADS / 32) == 0 || tile < TILES;
     const int m = tile / TILES_N * TILE_M + lane_m * MICRO_M, n = tile % TILES_N * TILE_N + lane_n * MICRO_N;
     float total[SUMS] = {};
@@ -882,7 +887,7 @@ __device__ __forceinline__ void task_0_slope(const TkParams& p, int piece, unsig
     w_h[m * 33 + n] = results[0];
     w_slope[m * 33 + n] = results[1];
   };
-  tk_block_product<8, 16, 20, 256, 2, 2, 1, 1, 4, 24, true, 20, false, true, 1, false, float[2]>((float*)(shared + 0), (float*)(shared + 768), nullptr, (int)tk_min((tk_index)8, 40 - m0), (int)tk_min((tk_index)16, 33 - n0), compute, write);
+  tk_block_product<8, 16, 20, 256, 2, 2, 1, 1, 4, 24, true, 20, false, true, 1, false, float[2]>((float*)(shared + 0), (float*)(shared + 768), nullptr, threadIdx.x / 32, (int)tk_min((tk_index)8, 40 - m0), (int)tk_min((tk_index)16, 33 - n0), compute, write);
   __syncthreads();  // the panels have been read: the next piece takes their place
 }
 
@@ -921,7 +926,7 @@ __device__ __forceinline__ void task_1_grad(const TkParams& p, int piece, unsign
     w_squares[m * 2 + n] = results[0];
     w_grad[m * 2 + n] = results[1];
   };
-  tk_block_product<8, 16, 36, 256, 2, 2, 1, 1, 4, 40, true, 20, false, true, 1, false, float[2]>((float*)(shared + 0), (float*)(shared + 1280), nullptr, (int)tk_min((tk_index)8, 40 - m0), (int)tk_min((tk_index)16, 2 - n0), compute, write);
+  tk_block_product<8, 16, 36, 256, 2, 2, 1, 1, 4, 40, true, 20, false, true, 1, false, float[2]>((float*)(shared + 0), (float*)(shared + 1280), nullptr, threadIdx.x / 32, (int)tk_min((tk_index)8, 40 - m0), (int)tk_min((tk_index)16, 2 - n0), compute, write);
   __syncthreads();  // the panels have been read: the next piece takes their place
 }
 
@@ -1018,7 +1023,7 @@ __device__ __forceinline__ void task_5_w0_next(const TkParams& p, int piece, uns
     const tk_index m = m0 + row, n = n0 + column;
     w_w0_next[m * 33 + n] = results[0];
   };
-  tk_block_product<8, 16, 40, 256, 2, 2, 1, 1, 4, 12, false, 20, false, true, 1, false, float[1]>((float*)(shared + 0), (float*)(shared + 1920), nullptr, (int)tk_min((tk_index)8, 20 - m0), (int)tk_min((tk_index)16, 33 - n0), compute, write);
+  tk_block_product<8, 16, 40, 256, 2, 2, 1, 1, 4, 12, false, 20, false, true, 1, false, float[1]>((float*)(shared + 0), (float*)(shared + 1920), nullptr, threadIdx.x / 32, (int)tk_min((tk_index)8, 20 - m0), (int)tk_min((tk_index)16, 33 - n0), compute, write);
   __syncthreads();  // the panels have been read: the next piece takes their place
 }
 
@@ -1074,7 +1079,7 @@ __device__ __forceinline__ void task_7_w1_next(const TkParams& p, int piece, uns
     const tk_index m = m0 + row, n = n0 + column;
     w_w1_next[m * 2 + n] = results[0];
   };
-  tk_block_product<8, 16, 40, 256, 2, 2, 1, 1, 4, 12, false, 20, false, true, 1, false, float[1]>((float*)(shared + 0), (float*)(shared + 1920), nullptr, (int)tk_min((tk_index)8, 33 - m0), (int)tk_min((tk_index)16, 2 - n0), compute, write);
+  tk_block_product<8, 16, 40, 256, 2, 2, 1, 1, 4, 12, false, 20, false, true, 1, false, float[1]>((float*)(shared + 0), (float*)(shared + 1920), nullptr, threadIdx.x / 32, (int)tk_min((tk_index)8, 33 - m0), (int)tk_min((tk_index)16, 2 - n0), compute, write);
   __syncthreads();  // the panels have been read: the next piece takes their place
 }
 

@@ -51,9 +51,12 @@ class Epilogue:
 
 
 def multiply(
-    plan: ProductPlan, schedule: Schedule, a: NearOperand, b: NearOperand, sums_at: int, epilogue: Epilogue
+    plan: ProductPlan, schedule: Schedule, a: NearOperand, b: NearOperand, sums_at: int, epilogue: Epilogue, warp: str
 ) -> tuple[list[str], int]:
-    """The statements that multiply a tile and finish it, and the bytes of its sums in shared memory."""
+    """The statements that multiply a tile and finish it, and the bytes of its sums in shared memory.
+
+    ``warp`` is the C expression of a warp's number among those that take tiles of the product.
+    """
     threads, target = schedule.options.threads, schedule.target
     pairs = stores_pairs(plan, threads, epilogue.cost, target)
     functions, results = epilogue.functions(pairs)
@@ -69,7 +72,7 @@ def multiply(
     step = 4 if a.is_aligned and b.is_aligned and plan.tile_k % 4 == 0 else 1
     template: list[object] = [plan.tile_m, plan.tile_n, plan.tile_k, threads, *tile.sizes, step]
     template += [a.stride, flag(a.along_k), b.stride, flag(b.along_k), flag(sums_bytes == 0), *ending]
-    arguments = f"{a.pointer}, {b.pointer}, {sums}, {epilogue.bounds}, compute, write"
+    arguments = f"{a.pointer}, {b.pointer}, {sums}, {warp}, {epilogue.bounds}, compute, write"
     return [*functions, f"tk_block_product<{_joined(template)}>({arguments});"], sums_bytes
 
 

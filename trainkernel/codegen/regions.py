@@ -232,7 +232,8 @@ class BlockProduct:
         bounds = f"{plan.tile_m}, {columns}"
         functions = partial(self._epilogue, store_functions, column)
         epilogue = Epilogue(functions, epilogue_cost(self._task), bounds, whole, batch_of)
-        lines, sums_bytes = multiply(plan, self._scope.frame.schedule, a, b, self.scratch_bytes, epilogue)
+        warp = self._region.warp(self._task, self._threads)
+        lines, sums_bytes = multiply(plan, self._scope.frame.schedule, a, b, self.scratch_bytes, epilogue, warp)
         self.scratch_bytes += sums_bytes
         return lines
 

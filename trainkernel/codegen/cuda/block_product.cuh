@@ -81,10 +81,11 @@ __device__ __forceinline__ void tk_block_finish(const float* sums, int rows, int
 }
 
 // The product and its epilogue, which works on registers with DIRECT, BATCH results of a lane at a time; else by way of
-// `sums` (M * N floats), so that all threads share it.
+// `sums` (M * N floats), so that all threads share it. Warp number `warp` takes every (THREADS / 32)-th tile from
+// that one on.
 template <int M, int N, int K, int THREADS, int WARP_N, int LANES_K, int MICRO_M, int MICRO_N, int STEP, int STRIDE_A, bool A_ALONG_K,
           int STRIDE_B, bool B_ALONG_K, bool DIRECT, int BATCH, bool WHOLE, class Results, class Compute, class Write>
-__device__ __forceinline__ void tk_block_product(const float* a, const float* b, float* sums, int rows, int columns,
+__device__ __forceinline__ void tk_block_product(const float* a, const float* b, float* sums, int warp, int rows, int columns,
                                                  Compute compute, Write write) {
   static_assert(K % STEP == 0, "whole steps");
   constexpr int WARP_M = 32 / (WARP_N * LANES_K), LOW_N = WARP_N > 1 ? 2 : 1, SUMS = MICRO_M * MICRO_N;
@@ -97,7 +98,7 @@ __device__ __forceinline__ void tk_block_product(const float* a, const float* b,
   // Every warp takes part in the shuffles: the compiler does not know that a warp's lanes have the same tile.
 #pragma unroll 1
   for (int first_tile = 0; first_tile < TILES; first_tile += THREADS / 32) {
-    const int tile = first_tile + (int)threadIdx.x / 32;
+    const int tile = first_tile + warp;
     const bool inside = TILES % (THREADS / 32) == 0 || tile < TILES;
     const int m = tile / TILES_N * TILE_M + lane_m * MICRO_M, n = tile % TILES_N * TILE_N + lane_n * MICRO_N;
     float total[SUMS] = {};
