@@ -636,8 +636,8 @@ def block_tile_cycles(tile: BlockTile, m: int, n: int, k: int, threads: int) -> 
     warps = min(threads // 32, tiles)
     busiest, outputs = ceil_div(warps, 4), tile.micro_m * tile.micro_n
     instructions = 4 * outputs + 2 * tile.micro_m + 3 * tile.micro_n + 6
-    loads = _load_cycles(tile.micro_m, tile.warp_m, tile.lanes_k, tile.warp_n > 1)
-    loads += _load_cycles(tile.micro_n, tile.warp_n, tile.lanes_k, tile.warp_m > 1)
+    loads = _load_cycles(tile.micro_m, tile.warp_m, tile.warp_n, True)
+    loads += _load_cycles(tile.micro_n, tile.warp_m, tile.warp_n, False)
     # The loads of two steps are under way together.
     step = max(busiest * instructions, warps * loads, _LONE_WARP_CYCLES / 2 + _LONE_WARP_FACTOR * instructions)
     merged, sums, lanes = 0.0, outputs, tile.lanes_k
@@ -650,20 +650,32 @@ def block_tile_cycles(tile: BlockTile, m: int, n: int, k: int, threads: int) -> 
 
 
 @lru_cache(maxsize=1024)
-def _load_cycles(micro: int, lanes: int, lanes_k: int, is_shared: bool) -> float:
+def _load_cycles(micro: int, warp_m: int, warp_n: int, of_a: bool) -> float:
     """Cycles of shared memory for a warp's loads of one operand, four of the depth: the mean of both ways it may lie.
 
-    The lanes have ``micro`` neighbouring places each, rows are a multiple of 32 banks and four more apart. A load of
-    16 bytes takes two cycles at least where neighbouring lanes share their addresses, else four; and as many as its
-    bytes need of the banks in which they lie.
+    A lane has ``micro`` neighbouring places; rows are a multiple of 32 banks and four more apart. A load of 16 bytes
+    goes by halves of the warp, or by quarters where neighbouring lanes do not share their addresses; one of 8 bytes
+    by the warp or by halves. Each takes as many cycles as it has different addresses in the same banks.
     """
-    width, least = min(micro, 4), 2 if is_shared else 4
-    places = [(i, j) for i in range(lanes) for j in range(lanes_k)]
-    along = len({(micro * i + j) % 8 for i, j in places})
-    across = len({(micro * i + word + 16 * j) % 32 for i, j in places for word in range(width)})
-    along_cycles = micro * max(least, len(places) / along)
-    across_cycles = 4 * micro / width * max(1, least * width / 4, len(places) * width / across)
-    return (along_cycles + across_cycles) / 2
+    low = min(warp_n, 2)
+    lanes = []
+    for lane in range(32):
+        m, n = lane // low % warp_m, lane % low + lane // (low * warp_m) % (warp_n // low) * low
+        lanes.append((m if of_a else n, lane // (warp_m * warp_n)))
+    parts = 1 if (warp_n if of_a else warp_m) > 1 else 2
+    half, whole = set(lanes[:16]), set(lanes)
+
+    def cycles(places: set[tuple[int, int]], banks: set[int]) -> float:
+        return max(parts, len(places) / len(banks))
+
+    along = 2 * micro * cycles(half, {(micro * outer + k) % 8 for outer, k in half})
+    if micro >= 4:
+        across = 2 * micro * cycles(half, {(micro // 4 * outer + 4 * k) % 8 for outer, k in half})
+    elif micro == 2:
+        across = 4 * cycles(whole, {(outer + 8 * k) % 16 for outer, k in whole})
+    else:
+        across = 4 * len(whole) / len({(outer + 16 * k) % 32 for outer, k in whole})
+    return (along + across) / 2
 
 
 def tile_groups(plan: ProductPlan, threads: int) -> int:

@@ -652,7 +652,7 @@ __device__ __forceinline__ void task_0_slope(const TkParams& p, int piece, unsig
     w_h[m * 33 + n] = results[0];
     w_slope[m * 33 + n] = results[1];
   };
-  tk_block_product<40, 33, 20, 512, 4, 1, 2, 2, 4, 24, true, 40, false, true, 4, true, float[2]>((const float*)(slabs + 21504), (const float*)(slabs + 11904), nullptr, threadIdx.x / 32, 40, 33, compute, write);
+  tk_block_product<40, 33, 20, 512, 8, 1, 2, 2, 4, 24, true, 40, false, true, 4, true, float[2]>((const float*)(slabs + 21504), (const float*)(slabs + 11904), nullptr, threadIdx.x / 32, 40, 33, compute, write);
 }
 
 // Task 1, stage 0: product grad: stores squares, grad; epilogue difference, squares, grad; inlines difference; 1 pieces; block 40x2x33 tile 40x2x33
@@ -720,7 +720,7 @@ __device__ __forceinline__ void task_3_grad_z0(const TkParams& p, int piece, uns
     const tk_index m = row, n = column;
     w_grad_z0[m * 33 + n] = results[0];
   };
-  tk_block_product<40, 33, 2, 512, 4, 1, 2, 2, 1, 2, true, 8, true, true, 4, true, float[1]>(b_grad, (const float*)(slabs + 17664), nullptr, (threadIdx.x / 32 + 15) % 16, 40, 33, compute, write);
+  tk_block_product<40, 33, 2, 512, 8, 1, 2, 2, 1, 2, true, 8, true, true, 4, true, float[1]>(b_grad, (const float*)(slabs + 17664), nullptr, (threadIdx.x / 32 + 15) % 16, 40, 33, compute, write);
 }
 
 // Task 4, stage 0: reduction b1_next: stores b1_next; epilogue mul_3, b1_next; inlines mul_3; 1 pieces; warp per row, 2 rows of 40

@@ -678,7 +678,7 @@ __device__ __forceinline__ void task_1_grad(const TkParams& p, int piece, unsign
     w_squares[m * 2 + n] = results[0];
     w_grad[m * 2 + n] = results[1];
   };
-  tk_block_product<5, 2, 33, 512, 2, 8, 1, 1, 1, 33, true, 8, false, true, 1, true, float[2]>(b_h + piece * 165, (const float*)(slabs + 3456), nullptr, threadIdx.x / 32, 5, 2, compute, write);
+  tk_block_product<5, 2, 33, 512, 1, 4, 1, 1, 1, 33, true, 8, false, true, 1, true, float[2]>(b_h + piece * 165, (const float*)(slabs + 3456), nullptr, threadIdx.x / 32, 5, 2, compute, write);
 }
 
 // Task 2, stage 0: reduction loss_partials: stores loss_partials; 8 pieces; warp per row, 1 rows of 80, 8 partials of 10

@@ -352,6 +352,8 @@ class BlockProduct:
         batch_stride = storage.moved(view.strides[0]) if self._plan.batch > 1 else 0
         along = depth_stride == 1
         stride = outer_stride if along else depth_stride
+        if along and view.shape[-2] == 1 and not self._plan.tensor:
+            stride = 0  # nobody steps over the only row
         outer, depth = self._first(position)
         start = outer * outer_stride + depth * depth_stride
         batch = f" + batch * {batch_stride}" if batch_stride else ""
