@@ -80,6 +80,24 @@ __device__ __forceinline__ void tk_block_finish(const float* sums, int rows, int
   }
 }
 
+// Adds up the sums of lanes SPREAD apart: each HALF of them keeps half of the COUNT sums, as long as there are two.
+// Returns the number of the first sum that the lane keeps. Sizes that the compiler knows keep the sums in registers.
+template <int COUNT, int HALF, int SPREAD, int SUMS>
+__device__ __forceinline__ int tk_block_merge(float (&total)[SUMS], int lane_k) {
+  if constexpr (HALF == 0) {
+    return 0;
+  } else {
+    constexpr int KEPT = COUNT > 1 ? COUNT / 2 : 1, OTHER = COUNT > 1 ? KEPT : 0;
+    const bool upper = (lane_k & HALF) != 0;
+#pragma unroll
+    for (int i = 0; i < KEPT; ++i) {
+      const float own = upper ? total[i + OTHER] : total[i], given = upper ? total[i] : total[i + OTHER];
+      total[i] = __fadd_rn(own, __shfl_xor_sync(0xffffffffu, given, HALF * SPREAD));
+    }
+    return (upper ? OTHER : 0) + tk_block_merge<KEPT, HALF / 2, SPREAD>(total, lane_k);
+  }
+}
+
 // The product and its epilogue, which works on registers with DIRECT, BATCH results of a lane at a time; else by way of
 // `sums` (M * N floats), so that all threads share it. Warp number `warp` takes every (THREADS / 32)-th tile from
 // that one on.
@@ -116,23 +134,7 @@ __device__ __forceinline__ void tk_block_product(const float* a, const float* b,
           for (int i = 0; i < SUMS; ++i) total[i] = __fmaf_rn(values_a[u][i / MICRO_N], values_b[u][i % MICRO_N], total[i]);
       }
     }
-    // Each half of the lanes along the depth keeps half of the sums, as long as there are two.
-    int first = 0, kept = SUMS;
-#pragma unroll
-    for (int half = LANES_K / 2; half > 0; half /= 2) {
-      const bool upper = (lane_k & half) != 0;
-      if (kept > 1) {
-        kept /= 2;
-        first += upper ? kept : 0;
-#pragma unroll
-        for (int i = 0; i < kept; ++i) {
-          const float other = __shfl_xor_sync(0xffffffffu, upper ? total[i] : total[i + kept], half * WARP_M * WARP_N);
-          total[i] = __fadd_rn(upper ? total[i + kept] : total[i], other);
-        }
-      } else {
-        total[0] = __fadd_rn(total[0], __shfl_xor_sync(0xffffffffu, total[0], half * WARP_M * WARP_N));
-      }
-    }
+    const int first = tk_block_merge<SUMS, LANES_K / 2, WARP_M * WARP_N>(total, lane_k);
     constexpr int KEPT = SUMS > LANES_K ? SUMS / LANES_K : 1, COPIES = LANES_K > SUMS ? LANES_K / SUMS : 1;
     constexpr int FLIGHT = DIRECT ? BATCH : 1;
     if (!inside || lane_k % COPIES != 0) continue;
