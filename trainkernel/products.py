@@ -66,10 +66,12 @@ _CYCLES_PER_US = 1800
 _LONE_WARP_CYCLES = 40
 _LONE_WARP_FACTOR = 2.0
 _SHUFFLE_CYCLES = 35.0
-_FINISH_CYCLES = 40.0
-_FINISH_INSTRUCTIONS = 12.0
+_FINISH_CYCLES = 20.0
+_FINISH_INSTRUCTIONS = 6.0
+_MAX_TOGETHER = 8
 _MAX_BATCH = 4
 _MICRO_TILES = ((8, 4), (4, 4), (4, 2), (4, 1), (2, 2), (2, 1), (1, 1))
+_FLAT_MICRO_TILES = ((2, 4), (1, 4), (1, 2))
 _WARP_LANES = tuple((n, k) for n in (1, 2, 4, 8, 16) for k in (1, 2, 4, 8, 16) if n * k <= 32)
 _PANEL_OUTPUT_US = 3.0e-4
 _NEAR_ELEMENTS_PER_US = 4.0e4
@@ -507,7 +509,7 @@ class BlockTile:
 def block_tile(m: int, n: int, k: int, threads: int) -> BlockTile:
     """The fastest use of a block's warps by a count of cycles."""
     best: tuple[float, BlockTile] | None = None
-    for micro_m, micro_n in _MICRO_TILES:
+    for micro_m, micro_n in _MICRO_TILES + (_FLAT_MICRO_TILES if m <= 2 else ()):
         for warp_n, lanes_k in _WARP_LANES:
             tile = BlockTile(warp_n, lanes_k, micro_m, micro_n)
             columns = warp_n * micro_n
@@ -638,8 +640,9 @@ def block_tile_cycles(tile: BlockTile, m: int, n: int, k: int, threads: int) -> 
     instructions = 4 * outputs + 2 * tile.micro_m + 3 * tile.micro_n + 6
     loads = _load_cycles(tile.micro_m, tile.warp_m, tile.warp_n, True)
     loads += _load_cycles(tile.micro_n, tile.warp_m, tile.warp_n, False)
-    # The loads of two steps are under way together.
-    step = max(busiest * instructions, warps * loads, _LONE_WARP_CYCLES / 2 + _LONE_WARP_FACTOR * instructions)
+    # The loads of two steps are under way together if they are few.
+    latency = _LONE_WARP_CYCLES / (2 if outputs <= _MAX_TOGETHER else 1)
+    step = max(busiest * instructions, warps * loads, latency + _LONE_WARP_FACTOR * instructions)
     merged, sums, lanes = 0.0, outputs, tile.lanes_k
     while lanes > 1:
         sums, lanes = max(1, sums // 2), lanes // 2

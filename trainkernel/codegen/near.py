@@ -25,7 +25,7 @@ _FORMATS = {"tf32": "TkTf32", "float16": "TkSixteen<false>", "bfloat16": "TkSixt
 class NearOperand:
     """Element (outer, k) of a tile's operand is at ``outer * stride + k`` along the depth, else ``k * stride + outer``.
 
-    ``is_aligned``: in shared memory, in rows that begin at 16 bytes.
+    ``is_aligned``: in rows that begin at 16 bytes; for tensor cores, in shared memory.
     """
 
     pointer: str

@@ -346,7 +346,7 @@ class BlockProduct:
         return not storage.padding or keeps_rows(self._task, view, storage.row)
 
     def _stored(self, position: int, view: TensorSpec, run: int) -> NearOperand:
-        """A view of memory with a contiguous dim; aligned if whole runs of so many elements in shared memory are."""
+        """A view of memory with a contiguous dim; aligned if whole runs of so many elements are."""
         storage = self._scope.storage(view.buffer)
         outer_stride, depth_stride, offset = map(storage.moved, (*view.strides[-2:], view.offset))
         batch_stride = storage.moved(view.strides[0]) if self._plan.batch > 1 else 0
@@ -364,7 +364,9 @@ class BlockProduct:
         )
         numbers = [offset, batch_stride, *(c for _, c in start.terms)]
         numbers += [stride] + [own for _, own in storage.steps] + [storage.element_offset]
-        aligned = storage.space == "shared" and all(number % run == 0 for number in numbers)
+        # Tensor cores read shared memory alone; of device memory, only the arena is known to be aligned.
+        near = storage.space == "shared" or (storage.space == "arena" and not self._plan.tensor)
+        aligned = near and all(number % run == 0 for number in numbers)
         return NearOperand(text, stride, along, aligned)
 
     def _rounded(self, position: int) -> NearOperand | None:
