@@ -42,7 +42,17 @@ DTYPES = ("float32", "bfloat16")
 RTOL = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 SQUARES = (64, 128, 256, 512, 1024, 2048, 4096)
 TRANSPOSED_SQUARES = (1024, 4096)
-TENSOR_TILES = ((16, 16), (16, 32), (32, 32), (32, 64), (64, 64), (128, 64), (64, 128), (128, 128))
+SIXTEEN_BIT_TILES = (
+    *(
+        ("tensor", *tile)
+        for tile in ((16, 16), (16, 32), (32, 32), (32, 64), (64, 64), (128, 64), (64, 128), (128, 128))
+    ),
+    *(("warpgroup", *tile) for tile in ((128, 64), (128, 128), (128, 256), (256, 128))),
+)
+FLOAT32_TILES = (
+    *(("tile", *tile) for tile in ((16, 32), (32, 32), (32, 64), (64, 64))),
+    *(("split", *tile) for tile in ((64, 32), (64, 64), (128, 32), (128, 64), (64, 128))),
+)
 LAYERS = ((32, 32, 8), (256, 256, 17), (1024, 64, 64), (128, 256, 784), (2048, 128, 128), (65536, 64, 64))
 """Rows, outputs and inputs of layers: their forward products, and the two of their derivatives."""
 PRODUCTS_PER_GRAPH = 20
@@ -217,18 +227,22 @@ def print_tiles(product: Product) -> None:
     stored = [torch.randn(shape, device=DEVICE).to(dtype) for shape in product.stored_shapes]
     result = torch.empty(product.m, product.n, device=DEVICE, dtype=dtype)
     options: dict[str, int]
-    choices: list[dict[str, int]] = [{"threads_per_block": 512}, {"threads_per_block": 128}]
-    choices += [{"gemm_tile_n": n, "gemm_k_tile": k} for n, k in itertools.product((32, 64), (16, 32))]
-    for options in choices:
+    option_sets: list[dict[str, int]] = [{"threads_per_block": 512}, {"threads_per_block": 128}]
+    option_sets += [{"gemm_tile_n": n, "gemm_k_tile": k} for n, k in itertools.product((32, 64), (16, 32))]
+    for options in option_sets:
         try:
             time_us, plan = kernel_time(product, stored, result, options)
             print(f"{'':18} {time_us:8.2f} us  {plan}  {options}")
         except tk.TrainkernelError as error:
             print(f"{'':18} {options}: {error}")
-    for tile in TENSOR_TILES if product.dtype != "float32" else ():
+    for number, (path, *tile) in enumerate(FLOAT32_TILES if product.dtype == "float32" else SIXTEEN_BIT_TILES):
         # Kernels are kept by their options: a bound that bounds nothing tells those of two tiles apart.
-        options = {"max_blocks": 1_000_000 + 1000 * tile[0] + tile[1]}
-        with mock.patch.object(products_module, "_tile_choices", lambda *_, tile=tile: [tile]):
+        options = {"max_blocks": 1_000_000 + number}
+        choices = {path: [tuple(tile)]}
+        with (
+            mock.patch.object(products_module, "_tile_choices", lambda path, *_, of=choices: of.get(path, [])),
+            mock.patch.object(products_module, "_best_panels", return_value=None),
+        ):
             products_module._best_tiles.cache_clear()
             time_us, plan = kernel_time(product, stored, result, options)
         products_module._best_tiles.cache_clear()

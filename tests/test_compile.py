@@ -272,6 +272,12 @@ def test_a_target_s_name_is_its_preset(generate: Generate, monkeypatch: pytest.M
         compile(step_program(), device="cuda:0", target="sm_90a")
 
 
+def test_a_target_with_instructions_of_its_own_needs_its_architecture(generate: Generate) -> None:
+    compile(step_program(), arch="sm_90a", target="sm_90a")
+    with pytest.raises(OptionError, match="target='sm_90a' has instructions of sm_90a alone, which arch='sm_90' lacks"):
+        compile(step_program(), arch="sm_90", target="sm_90a")
+
+
 def test_refused_architectures(generate: Generate) -> None:
     with pytest.raises(CompileError, match="arch must look like"):
         compile(step_program(), arch="compute_90")
@@ -293,13 +299,13 @@ def test_architecture_on_a_host_device(generate: Generate) -> None:
 @pytest.mark.parametrize(
     ("arch", "target", "want"),
     [
-        (None, None, "sm_90"),
+        (None, None, "sm_90a"),
         ("sm_90a", None, "sm_90a"),
         ("sm_90", None, "sm_90"),
         (None, "sm_90a", "sm_90a"),
-        (None, "sm_90", "sm_90"),
-        (None, "sm_80", "sm_90"),
-        (None, "portable", "sm_90"),
+        (None, "sm_90", "sm_90a"),
+        (None, "sm_80", "sm_90a"),
+        (None, "portable", "sm_90a"),
         ("sm_80", None, None),
         ("sm_100", None, None),
         ("sm_90a", "sm_80", "sm_90a"),

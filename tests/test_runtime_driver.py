@@ -105,7 +105,7 @@ FACTS = DeviceFacts(0, "H200", (9, 0), 132, True, 65536, 232448, 233472, 2048, 1
 
 
 def test_residency_messages() -> None:
-    assert FACTS.arch == "sm_90"
+    assert FACTS.arch == "sm_90a"
     assert residency_refusal(FACTS, 1024, 64, 1024, 0, 232448) is None
     assert residency_refusal(FACTS, 1024, 80, 512, 0, 0) == (
         "1024 threads × 80 registers = 81,920 of 65,536 per SM. Pass threads_per_block=512."

@@ -203,7 +203,7 @@ def make_bound(**changes: Any) -> BoundLaunch:
 def test_load(fake: FakeDriver) -> None:
     kernel = load_kernel(dynamic_shared_bytes=100_000)
     assert kernel.usage.resident_blocks_per_sm == 2
-    assert kernel.facts.arch == "sm_90"
+    assert kernel.facts.arch == "sm_90a"
     names = fake.names()
     assert names.index("cuFuncLoad") > names.index("cuModuleGetFunction")
     assert "cuFuncSetAttribute" in names
@@ -216,7 +216,7 @@ def test_load(fake: FakeDriver) -> None:
 def test_load_refusals(fake: FakeDriver) -> None:
     fake.results["cuModuleLoadData"] = (Status(209), None)
     message = (
-        r"cubin is for sm_100, device 0 \(H200\) is sm_90 and its driver supports CUDA 13.0: .*NO_BINARY.*in words"
+        r"cubin is for sm_100, device 0 \(H200\) is sm_90a and its driver supports CUDA 13.0: .*NO_BINARY.*in words"
     )
     with pytest.raises(DeviceError, match=message):
         load_kernel(arch="sm_100")

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from exact_products import product, small_integers, stored
 from harness import bits, check, emulate
-from numpy.typing import NDArray
 
 from trainkernel import emulator, products
 from trainkernel.builder import ProgramBuilder
 from trainkernel.codegen import generate
 from trainkernel.codegen.generated import GeneratedKernel
 from trainkernel.dtypes import DTYPES
+from trainkernel.errors import EmulatorError
 from trainkernel.ir import Operation, Program, TensorSpec
 from trainkernel.options import Options
 from trainkernel.products import ProductPlan, pipeline_stages, plan_product
@@ -23,15 +25,18 @@ from trainkernel.target import PRESETS, Target
 
 LAYOUTS = ("nn", "nt", "tn", "tt")
 TILES = [(16, 16), (16, 64), (64, 16), (64, 64), (128, 64), (64, 128), (128, 128)]
-Array = NDArray[Any]
+WARPGROUP_TILES = [(128, 64), (128, 128), (128, 256), (256, 128)]
+ForceTile = Callable[..., None]
 
 
 @pytest.fixture
-def force_tile(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+def force_tile(monkeypatch: pytest.MonkeyPatch) -> ForceTile:
     """Lets a test fix the tile of every product on tensor cores."""
 
-    def force(tile_m: int, tile_n: int) -> None:
-        monkeypatch.setattr(products, "_tile_choices", lambda *_: [(tile_m, tile_n)])
+    def force(tile_m: int, tile_n: int, wanted: str = "tensor") -> None:
+        monkeypatch.setattr(products, "_tile_choices", lambda path, *_: [(tile_m, tile_n)] if path == wanted else [])
+        if wanted == "warpgroup":  # more steps than buffers
+            monkeypatch.setattr(products, "SPLITS", (1,))
         products._best_tiles.cache_clear()
 
     yield force  # type: ignore[misc]
@@ -41,7 +46,7 @@ def force_tile(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
 
 def plan_of(generated: GeneratedKernel) -> ProductPlan:
     (plan,) = (task.plan for task in generated.schedule.tasks if task.kind == "product")
-    assert isinstance(plan, ProductPlan) and plan.path == "tensor"
+    assert isinstance(plan, ProductPlan) and plan.is_tensor_tile
     return plan
 
 
@@ -51,30 +56,9 @@ def plan(m: int, n: int, k: int, target: str = "sm_90a", **options: Any) -> Prod
     return plan_product(operation, Target.preset(target), Options(**options))
 
 
-def small_integers(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Array:
-    """Products of these have exact sums: any error is an indexing error."""
-    return np.random.default_rng(seed).integers(-3, 4, shape).astype(DTYPES[dtype].numpy)
-
-
-def stored(m: int, n: int, k: int, layout: str) -> tuple[tuple[int, int], tuple[int, int]]:
-    return ((m, k) if layout[0] == "n" else (k, m)), ((k, n) if layout[1] == "n" else (n, k))
-
-
-def product(m: int, n: int, k: int, layout: str, dtype: str = "bfloat16") -> tuple[Program, list[Array], Array]:
-    """A product, its inputs and what it must be."""
-    builder = ProgramBuilder()
-    shapes = stored(m, n, k, layout)
-    a, b = (builder.input(name, shape, dtype) for name, shape in zip("ab", shapes, strict=True))
-    inputs = [small_integers(shape, dtype, seed) for seed, shape in enumerate(shapes)]
-    wide = [array.astype(np.float32) for array in inputs]
-    expected = (wide[0] if layout[0] == "n" else wide[0].T) @ (wide[1] if layout[1] == "n" else wide[1].T)
-    out = builder.op("mm", a if layout[0] == "n" else a.T, b if layout[1] == "n" else b.T, dtype="float32")
-    return builder.build([out]), inputs, expected
-
-
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_tile_and_layout(tile: tuple[int, int], layout: str, force_tile: Callable[[int, int], None]) -> None:
+def test_every_tile_and_layout(tile: tuple[int, int], layout: str, force_tile: ForceTile) -> None:
     """Aligned rows that end inside of a tile and of a step; rows that are not aligned."""
     force_tile(*tile)
     for m, n, k in ((72, 136, 200), (130, 67, 77)):
@@ -84,8 +68,44 @@ def test_every_tile_and_layout(tile: tuple[int, int], layout: str, force_tile: C
         assert np.array_equal(emulate(generated, inputs, num_blocks=2, order=1).outputs[0], expected)
 
 
+@pytest.mark.parametrize("tile", WARPGROUP_TILES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_tile_of_warpgroups(tile: tuple[int, int], layout: str, force_tile: ForceTile) -> None:
+    """Ends inside of a tile and of a step; fewer steps than buffers and more; rows that are not aligned."""
+    force_tile(*tile, "warpgroup")
+    many = 256 if tile == (128, 64) else 512
+    for m, n, k, threads in ((136, 264, 64, 256), (130, 67, 77, many), (64, 72, 456, 256)):
+        program, inputs, expected = product(m, n, k, layout, "float16" if k == 77 else "bfloat16")
+        generated = generate(program, target="sm_90a", threads_per_block=threads)
+        chosen = plan_of(generated)
+        assert (chosen.path, chosen.tile_m, chosen.tile_n) == ("warpgroup", *tile)
+        assert np.array_equal(emulate(generated, inputs, num_blocks=2, order=1).outputs[0], expected)
+
+
+@pytest.mark.parametrize("layout", ["nn", "tt"])
+def test_warpgroups_wait_for_what_they_need(layout: str, force_tile: ForceTile) -> None:
+    """Without a barrier or a wait, the emulator finds a race or a wrong sum."""
+    force_tile(128, 64, "warpgroup")
+    program, inputs, expected = product(128, 64, 520, layout)
+    generated = generate(program, target="sm_90a")
+    for line in (
+        "tk_cp_async_wait<AHEAD - 1>();",
+        "__syncthreads();  // this step has arrived, and the last but one has been multiplied, for every thread",
+        "tk_wgmma_wait<1>();  // the step before has been multiplied",
+        "tk_wgmma_wait<0>();",
+        "__syncthreads();  // all steps have been read",
+    ):
+        assert generated.source.count(line) == 1
+        broken = replace(generated, source=generated.source.replace(line, ""))
+        try:
+            result = emulator.emulate(broken, inputs, num_blocks=1, check_races=True)
+        except EmulatorError:
+            continue
+        assert not np.array_equal(result.outputs[0], expected), line
+
+
 @pytest.mark.parametrize("threads", [128, 512, 1024])
-def test_every_number_of_threads(threads: int, force_tile: Callable[[int, int], None]) -> None:
+def test_every_number_of_threads(threads: int, force_tile: ForceTile) -> None:
     force_tile(128, 64)
     program, inputs, expected = product(150, 72, 136, "tn")
     generated = generate(program, target="sm_90a", threads_per_block=threads)
@@ -143,7 +163,7 @@ def test_a_split_depth_gives_the_same_bits_on_any_grid(layout: str) -> None:
         assert np.array_equal(result, expected)
 
 
-def test_tiles_of_large_products_are_taken_in_groups(force_tile: Callable[[int, int], None]) -> None:
+def test_tiles_of_large_products_are_taken_in_groups(force_tile: ForceTile) -> None:
     force_tile(16, 16)
     for m, n in ((150, 160), (256, 144)):
         program, inputs, expected = product(m, n, 16, "nn")
@@ -152,7 +172,7 @@ def test_tiles_of_large_products_are_taken_in_groups(force_tile: Callable[[int, 
         assert np.array_equal(emulate(generated, inputs, num_blocks=4, order=3).outputs[0], expected)
 
 
-def test_fused_operands_give_the_same_bits(force_tile: Callable[[int, int], None]) -> None:
+def test_fused_operands_give_the_same_bits(force_tile: ForceTile) -> None:
     """Casts of float32 and of the other 16-bit format, and computed values, along the depth and across it."""
     force_tile(64, 64)
     rng = np.random.default_rng(0)
@@ -184,8 +204,12 @@ def test_fused_operands_give_the_same_bits(force_tile: Callable[[int, int], None
 
 def test_large_products_have_large_tiles() -> None:
     chosen = plan(4096, 4096, 4096)
-    assert (chosen.tile_m, chosen.tile_n) == (128, 128)
+    assert chosen.path == "warpgroup" and chosen.tile_m * chosen.tile_n == 128 * 256
+    chosen = plan(4096, 4096, 4096, "sm_90")
+    assert (chosen.path, chosen.tile_m, chosen.tile_n) == ("tensor", 128, 128)
     chosen = plan(1024, 1024, 1024)
+    assert (chosen.path, chosen.tile_m, chosen.tile_n) == ("warpgroup", 128, 128)
+    chosen = plan(1024, 1024, 1024, "sm_90")
     assert chosen.tile_m * chosen.tile_n == 128 * 64 and chosen.num_pieces <= 132
     for size in (64, 128, 256):
         chosen = plan(size, size, size)
@@ -200,7 +224,7 @@ def test_steps_fit_in_shared_memory(target: str) -> None:
             chosen = plan(*size, target=target, **options)
             stages = pipeline_stages(chosen, Target.preset(target))
             step_bytes = 2 * (chosen.tile_m + chosen.tile_n) * chosen.tile_k
-            assert 2 <= stages <= 4
+            assert 2 <= stages <= (6 if chosen.path == "warpgroup" else 4)
             assert stages * step_bytes <= Target.preset(target).shared_bytes_per_block
             assert 4 * chosen.tile_m * (chosen.tile_n + 4) <= Target.preset(target).shared_bytes_per_block
 
@@ -225,8 +249,16 @@ def test_a_cast_that_many_tiles_read_is_stored() -> None:
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
 @pytest.mark.parametrize("tile", [(64, 64), (128, 64), (128, 128)])
-def test_registers_suffice(arch: str, tile: tuple[int, int], force_tile: Callable[[int, int], None]) -> None:
+def test_registers_suffice(arch: str, tile: tuple[int, int], force_tile: ForceTile) -> None:
     force_tile(*tile)
     source = generate(product(1024, 1024, 1024, "tn")[0], target=arch).source
     (statistics,) = nvrtc.resource_statistics(source, arch).values()
+    assert statistics.spill_store_bytes == statistics.spill_load_bytes == 0
+
+
+@pytest.mark.parametrize(("tile", "threads"), [(tile, 256) for tile in WARPGROUP_TILES] + [((128, 256), 512)])
+def test_registers_suffice_for_warpgroups(tile: tuple[int, int], threads: int, force_tile: ForceTile) -> None:
+    force_tile(*tile, "warpgroup")
+    source = generate(product(1024, 1024, 1024, "tn")[0], target="sm_90a", threads_per_block=threads).source
+    (statistics,) = nvrtc.resource_statistics(source, "sm_90a").values()
     assert statistics.spill_store_bytes == statistics.spill_load_bytes == 0

@@ -95,6 +95,8 @@ def compile(
         options.pop("target", None)
         if arch is not None:
             options["target"] = Target.preset(arch if arch in PRESETS else "portable")
+    elif arch is not None:
+        _check_target(options["target"], arch)
     if isinstance(options.get("inplace_outputs"), Mapping):
         options["inplace_outputs"] = dict(options["inplace_outputs"])  # as it is now
     cached = find_program(program, arch, options, partial(_generate, program, options))
@@ -157,7 +159,8 @@ def _device_index(name: str) -> int:
 
 def _arch_on_device(facts: driver.DeviceFacts, arch: str | None, target: Any) -> str:
     """The architecture to compile for on a device, refused where the device could not run it."""
-    number = int(facts.arch.removeprefix("sm_"))
+    major, minor = facts.compute_capability
+    number = 10 * major + minor
     asked, source = (arch, "arch") if arch is not None else (getattr(target, "arch", None), "target")
     if asked is None:
         return facts.arch
@@ -170,6 +173,16 @@ def _arch_on_device(facts: driver.DeviceFacts, arch: str | None, target: Any) ->
             "leave it out, or compile with arch= and no device"
         )
     return asked if specific or source == "arch" else facts.arch
+
+
+def _check_target(target: Any, arch: str) -> None:
+    """Refuse a target with instructions that the architecture to compile for does not have."""
+    own = getattr(target, "arch", None)
+    if own is not None and own[-1] in "af" and own != arch:
+        raise OptionError(
+            f"target={target.name!r} has instructions of {own} alone, which arch={arch!r} lacks; "
+            f"pass arch={own!r}, or another target"
+        )
 
 
 def _timeout_ns(milliseconds: float | None) -> int:

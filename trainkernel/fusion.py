@@ -165,7 +165,7 @@ def _stored_casts(live: list[Item], target: Target, options: Options) -> set[str
         if isinstance(item, Loop) or kind_of(item) != "product":
             continue
         plan = plan_product(item, target, options)
-        if plan.path == "tensor":
+        if plan.is_tensor_tile:
             for operand, outer in zip(item.tensor_inputs[-2:], (plan.tile_m, plan.tile_n), strict=True):
                 lost_us[operand.buffer] = lost_us.get(operand.buffer, 0.0) + conversion_us(plan, outer, target)
     found = set()

@@ -451,9 +451,19 @@ class _Graph:
         parts = tuple(node.task for node in inside)
         scalars = frozenset(spec.buffer for spec in self._program.scalar_inputs)
         aligned = [node.aligned for node in inside]
-        threads, target = self._options.threads, self._target
-        order, declared = tuple(levels.values()), self._declared
-        region = RegionParts(parts, order, aligned, split, declared, self.places, scalars, threads, target, state)
+        region = RegionParts(
+            parts,
+            tuple(levels.values()),
+            aligned,
+            split,
+            self._declared,
+            self.places,
+            scalars,
+            self._fused.inlined,
+            self._options.threads,
+            self._target,
+            state,
+        )
         private = [name for name in region.written if self._is_private(name, inside)]
         layout = lay_out(region, private)
         self.places.update(layout.slabs)
@@ -463,8 +473,8 @@ class _Graph:
         stores = tuple(name for name in region.written if name not in layout.slabs)
         near = frozenset((set(reads) | set(stores)) - strangers)
         copies = tuple(copies_of(region, number, layout) for number in range(len(parts)))
-        scratch = tuple(scratch_use(region, part) for part in parts)
-        block = BlockRegion(split, parts, waits, near, layout, copies, scratch, first_warps(region, waits))
+        scratch = tuple(scratch_use(region, part, layout) for part in parts)
+        block = BlockRegion(split, parts, waits, near, layout, copies, scratch, first_warps(region, waits, layout))
         return Task("region", parts[-1].name, stores=stores, reads=reads, num_pieces=split.partials, region=block)
 
     def _is_private(self, name: str, inside: Sequence[_Node]) -> bool:

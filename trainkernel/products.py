@@ -19,6 +19,8 @@ from trainkernel.options import Options
 from trainkernel.target import Target
 
 GEMV_MIN_DEPTH = 64
+SPLIT_MIN_SIZE = 64
+"""Rows and depth from which a float32 product may be three TF32 ones: the error of a short sum would be larger."""
 GEMV_MIN_BATCHED_OUTPUTS = 8
 THIN_DEPTH = 8
 THIN_ROWS = 4
@@ -33,7 +35,7 @@ MAX_THREAD_COUNT = 16
 MAX_SPLIT = 32
 MIN_COLUMN_PARTIALS = 1024
 MAX_PIECE_COUNT = 64
-MAX_WARP_COUNT = 128
+MAX_WARP_COUNT = 256
 WARP_COLUMNS = 4
 """Neighbouring rows that a warp reduces at the same time."""
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -48,6 +50,12 @@ _TILE_OUTPUT_US = 7.0e-6
 _TENSOR_PIECE_US = 1.2
 _TENSOR_OUTPUT_US = 1.0e-4
 _TENSOR_FMAS_PER_CYCLE = 500
+_WARPGROUP_FMAS_PER_CYCLE = 1700
+_COPIED_BYTES_PER_CYCLE = 32
+_TF32_FMAS_PER_CYCLE = 900
+_SPLIT_CYCLES = 0.05
+_SPLIT_PIECE_US = 0.8
+_SPLIT_OUTPUT_US = 1.0e-4
 _TENSOR_LEAST_CYCLES = 60
 _L2_BYTES_PER_CYCLE = 24
 _FETCH_BYTES_PER_CYCLE = 48
@@ -80,20 +88,26 @@ SIXTEEN_BIT_PAD = 8
 TENSOR_DEPTHS = {"tf32": 8, "float16": 16, "bfloat16": 16}
 """Depth of one step of a warp, by format."""
 SIXTEEN_BIT_FORMATS = ("float16", "bfloat16")
-# Cycles of such a step by the units of a warp: of its chain of instructions, and more for each warp that is at work.
-_SIXTEEN_BIT_CYCLES = {2: (70.0, 7.0), 4: (80.0, 14.0)}
+# Cycles of such a step by the rows and units of a warp: of its chain of instructions, and more for each warp that is
+# at work. Those of two rows are what shared memory needs for the operands, in proportion to one row.
+_SIXTEEN_BIT_CYCLES = {(1, 2): (70.0, 7.0), (1, 4): (80.0, 14.0), (2, 4): (110.0, 18.0)}
 _TENSOR_STEP_CYCLES = {
-    "tf32": {1: (80.0, 5.0), 2: (90.0, 8.0), 4: (110.0, 15.0)},
+    "tf32": {(1, 1): (80.0, 5.0), (1, 2): (90.0, 8.0), (1, 4): (110.0, 15.0)},
     "float16": _SIXTEEN_BIT_CYCLES,
     "bfloat16": _SIXTEEN_BIT_CYCLES,
 }
 _TENSOR_START_CYCLES = 100.0
 _TENSOR_ROUND_CYCLES = 60.0
+_TENSOR_FINISH_CYCLES = 200.0
 _MAX_TILE_SUMS = 32
 MAX_PANEL_BYTES = 200 * 1024
 MAX_STAGED_BYTES = 150 * 1024
 MAX_PIPELINE_BYTES = 160 * 1024
 MAX_STAGES = 4
+MAX_WARPGROUP_BYTES = 200 * 1024
+SHARED_SM_BYTES = 112 * 1024
+"""Shared memory of a block up to which two of them share a multiprocessor."""
+MAX_WARPGROUP_STAGES = 6
 GROUPED_ROWS = 8
 """Rows of tiles of a large tensor-core product that are taken together."""
 _STREAM_BYTES = 140 * 1024
@@ -113,6 +127,8 @@ class ProductPlan:
     path : str
         ``"gemv"`` (one row, depth split over a block's threads), ``"gemv_t"`` (one column),
         ``"thin"`` (one thread per output; all that are not float32), ``"tensor"`` (``mma.sync`` tiles),
+        ``"warpgroup"`` (``wgmma`` tiles, sm_90a), ``"split"`` (the same of float32 operands, each the sum of two
+        TF32 numbers),
         ``"tile"`` (float32 FMA tiles), ``"panel"`` (float32 tiles whose operands lie in shared memory over
         their whole depth), ``"block"`` (a piece of a block region: its operands lie in shared memory).
     m, n, k : int
@@ -129,7 +145,8 @@ class ProductPlan:
         Number of independent products of this shape; each has its own tiles.
     tensor : str
         How tensor cores multiply what lies near a block (paths ``"panel"`` and ``"block"``): ``""`` not at
-        all, or the format of their operands: ``"tf32"``, ``"float16"`` or ``"bfloat16"``.
+        all, or the format of their operands: ``"tf32"``, ``"float16"`` or ``"bfloat16"``. Of path ``"split"``:
+        ``"tf32x3"``, three products of TF32 numbers for one, or ``"tf32"``.
     """
 
     path: str
@@ -147,7 +164,17 @@ class ProductPlan:
 
     @property
     def on_tensor_cores(self) -> bool:
-        return self.path == "tensor" or bool(self.tensor)
+        return self.is_tensor_tile or bool(self.tensor)
+
+    @property
+    def is_tile(self) -> bool:
+        """Whether a block computes a tile of it on the grid, step by step along the depth."""
+        return self.path in ("tile", "split") or self.is_tensor_tile
+
+    @property
+    def is_tensor_tile(self) -> bool:
+        """Whether its operands are fetched as 16-bit steps for tensor cores."""
+        return self.path in ("tensor", "warpgroup")
 
     @property
     def num_outputs(self) -> int:
@@ -204,12 +231,19 @@ def plan_product(operation: Operation, target: Target, options: Options) -> Prod
     if k <= THIN_DEPTH or m <= THIN_ROWS:
         return _thin(batch, m, n, k, target, threads, skew)
     if a.dtype == b.dtype and a.dtype in ("float16", "bfloat16"):
-        return _best_tiles("tensor", batch, (m, n, k), target, options, skew)
-    tiles = _best_tiles("tile", batch, (m, n, k), target, options, skew)
+        large = _has_warpgroups(target, options) and min(m, n, k) >= 64
+        return _best_tiles(("tensor", "warpgroup") if large else ("tensor",), batch, (m, n, k), target, options, skew)
+    split = _has_warpgroups(target, options) and min(m, k) >= SPLIT_MIN_SIZE and n >= 16
+    tiles = _best_tiles(("tile", "split") if split else ("tile",), batch, (m, n, k), target, options, skew)
     panels = _best_panels(batch, (m, n, k), target, options, tensor_format(a, b, options))
     if panels is None or options.gemm_k_tile or _tile_cost_us(tiles, target) < panels[0]:
         return tiles
     return panels[1]
+
+
+def _has_warpgroups(target: Target, options: Options) -> bool:
+    """Whether products may be multiplied by warpgroups, in steps of 64."""
+    return target.arch == "sm_90a" and options.threads in (256, 512) and options.gemm_k_tile is None
 
 
 def tensor_format(a: TensorSpec, b: TensorSpec, options: Options) -> str:
@@ -222,11 +256,19 @@ def tensor_format(a: TensorSpec, b: TensorSpec, options: Options) -> str:
 
 
 def _on_best_cores(plan: ProductPlan, tensor: str, threads: int) -> ProductPlan:
-    """The plan of a product near a block with its faster way to multiply."""
+    """The plan of a product near a block with its faster way to multiply.
+
+    For the FMA units 16-bit operands become float32 one by one, and many sums take a detour through shared memory.
+    """
     if not tensor or not plan.num_outputs * plan.tile_k or (tensor == "tf32" and plan.tile_k % TENSOR_DEPTHS[tensor]):
         return plan
     on_tensor_cores = replace(plan, tensor=tensor)
-    faster = multiply_cycles(on_tensor_cores, threads) < multiply_cycles(plan, threads)
+    fma_cycles = multiply_cycles(plan, threads)
+    if tensor in SIXTEEN_BIT_FORMATS:
+        outputs = plan.tile_m * plan.tile_n
+        fma_cycles += (plan.tile_m + plan.tile_n) * plan.tile_k / 16
+        fma_cycles += outputs / 4 if outputs > 4 * threads else 0
+    faster = multiply_cycles(on_tensor_cores, threads) < fma_cycles
     return on_tensor_cores if faster else plan
 
 
@@ -291,13 +333,14 @@ def filled_shape(outer: int, depth: int, along_k: bool) -> tuple[int, int, int]:
     return rows, columns, columns + SIXTEEN_BIT_PAD
 
 
-def filled_bytes(plan: ProductPlan) -> int:
-    """A bound of the scratch of both operands of a 16-bit product near a block, where they are evaluated before it."""
-    total = 0
-    for outer in (plan.tile_m, plan.tile_n):
-        shapes = [filled_shape(outer, plan.tile_k, along) for along in (False, True)]
-        total += max(2 * rows * stride for rows, _, stride in shapes)
-    return total
+def filled_bytes(plan: ProductPlan) -> tuple[int, int]:
+    """Bounds of the scratch of the operands of a 16-bit product near a block, where they are evaluated before it."""
+    return _filled_operand_bytes(plan.tile_m, plan.tile_k), _filled_operand_bytes(plan.tile_n, plan.tile_k)
+
+
+def _filled_operand_bytes(outer: int, depth: int) -> int:
+    shapes = [filled_shape(outer, depth, along) for along in (False, True)]
+    return max(2 * rows * stride for rows, _, stride in shapes)
 
 
 def block_scratch_bytes(
@@ -309,7 +352,7 @@ def block_scratch_bytes(
     """
     a, b = operation.inputs[-2:]
     if plan.tensor in SIXTEEN_BIT_FORMATS:
-        return filled_bytes(plan) + block_sums_bytes(plan, threads, 0.0, target)
+        return sum(filled_bytes(plan)) + block_sums_bytes(plan, threads, 0.0, target)
     sums = block_sums_bytes(plan, threads, 0.0 if plan.split > 1 else _MAX_UNROLLED_COST + 1, target)
     needs = []
     for operand, outer in ((a, plan.tile_m), (b, plan.tile_n)):
@@ -388,11 +431,29 @@ def pipeline_stages(plan: ProductPlan, target: Target) -> int:
     """Steps of a tensor-core product that have a buffer: the one that is multiplied, and those on their way."""
     outer = plan.tile_m + plan.tile_n
     step_bytes = 2 * outer * plan.tile_k + plan.skew_bytes * max(outer, 2 * plan.tile_k)
+    steps = ceil_div(min(plan.chunk, plan.k), plan.tile_k)
+    if plan.path == "warpgroup":
+        most = SHARED_SM_BYTES if plan.tile_m * plan.tile_n <= 128 * 64 else MAX_WARPGROUP_BYTES
+        fit = min(target.shared_bytes_per_block, most) // step_bytes
+        return max(3, min(MAX_WARPGROUP_STAGES, fit, 2 + steps))
     fit = min(target.shared_bytes_per_block, MAX_PIPELINE_BYTES) // step_bytes
-    return max(2, min(MAX_STAGES, fit, 1 + ceil_div(min(plan.chunk, plan.k), plan.tile_k)))
+    return max(2, min(MAX_STAGES, fit, 1 + steps))
 
 
 def _tile_choices(path: str, m: int, n: int, options: Options) -> list[tuple[int, int]]:
+    if path == "warpgroup":
+        # Every warpgroup has 64 rows and 64 columns at least.
+        fit = [pair for pair in ((128, 64), (128, 128), (128, 256), (256, 128)) if prod(pair) >= 32 * options.threads]
+        return [
+            pair for pair in fit if m > pair[0] // 2 and n > pair[1] // 2 and options.gemm_tile_n in (None, pair[1])
+        ]
+    if path == "split":
+        # Every warpgroup has 64 rows and 16 to 64 columns.
+        pairs = [(64, 32), (64, 64), (128, 32), (128, 64), (64, 128)]
+        fit = [pair for pair in pairs if 8 * options.threads <= prod(pair) <= 32 * options.threads]
+        return [
+            pair for pair in fit if m > pair[0] // 2 and n > pair[1] // 2 and options.gemm_tile_n in (None, pair[1])
+        ]
     if path == "tensor":
         widths = [options.gemm_tile_n] if options.gemm_tile_n else ([16, 32, 64] if n > 16 else [16])
         heights = [16, 32, 64] if m > 16 else [16]
@@ -414,6 +475,8 @@ def _depth_step(path: str, chunk: int, outer: int, options: Options) -> int:
     """Depth of one shared-memory step of a tile with so many rows and columns; some steps are under way at a time."""
     if options.gemm_k_tile:
         return options.gemm_k_tile
+    if path in ("warpgroup", "split"):
+        return 64 if path == "warpgroup" else 32
     if path == "tensor" and chunk <= 32:
         return 32
     return 128 if path == "tensor" and chunk > 64 and outer <= 64 else 64
@@ -421,25 +484,29 @@ def _depth_step(path: str, chunk: int, outer: int, options: Options) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _best_tiles(
-    path: str, batch: int, shape: tuple[int, int, int], target: Target, options: Options, skew: int
+    paths: tuple[str, ...], batch: int, shape: tuple[int, int, int], target: Target, options: Options, skew: int
 ) -> ProductPlan:
     m, n, k = shape
     best: tuple[float, ProductPlan] | None = None
-    for tile_m, tile_n in _tile_choices(path, m, n, options):
-        for split in SPLITS:
-            chunk = ceil_div(ceil_div(k, split), 32) * 32
-            step = _depth_step(path, chunk, tile_m + tile_n, options)
-            plan = ProductPlan(path, m, n, k, tile_m, tile_n, step, ceil_div(k, chunk), chunk, skew, batch)
-            cost = _tile_cost_us(plan, target)
-            if best is None or cost < best[0] - 1e-9:
-                best = (cost, plan)
+    for path in paths:
+        own_skew = 0 if path in ("warpgroup", "split") else skew
+        for tile_m, tile_n in _tile_choices(path, m, n, options):
+            for split in SPLITS:
+                chunk = ceil_div(ceil_div(k, split), 32) * 32
+                step = _depth_step(path, chunk, tile_m + tile_n, options)
+                plan = ProductPlan(path, m, n, k, tile_m, tile_n, step, ceil_div(k, chunk), chunk, own_skew, batch)
+                if path == "split":
+                    plan = replace(plan, tensor="tf32" if options.precision == "tf32" else "tf32x3")
+                cost = _tile_cost_us(plan, target)
+                if best is None or cost < best[0] - 1e-9:
+                    best = (cost, plan)
     assert best is not None
     return best[1]
 
 
 def product_cost_us(plan: ProductPlan, target: Target, threads: int) -> float:
     """Estimated time of a product on the whole grid, whatever its path."""
-    if plan.path in ("tile", "tensor"):
+    if plan.is_tile:
         return _tile_cost_us(plan, target)
     if plan.path == "panel":
         return _panel_cost_us(plan, target, threads)
@@ -527,13 +594,14 @@ def block_tile(m: int, n: int, k: int, threads: int) -> BlockTile:
 
 @dataclass(frozen=True)
 class TensorTile:
-    """How the warps of a block share a product on tensor cores: sums of 16 x 8 ``units`` at a time.
+    """How the warps of a block share a product on tensor cores: sums of 16 ``rows`` x 8 ``units`` at a time.
 
-    ``swapped``: the 16 lie along n, and the units along m. Warp ``w`` is number ``w % 2**log_m`` along the 16s,
+    ``swapped``: the rows lie along n, and the units along m. Warp ``w`` is number ``w % 2**log_m`` along the rows,
     ``w // 2**log_m % 2**log_n`` along the units, then one of ``groups`` along the depth, each of which has ``depth``.
     """
 
     swapped: bool
+    rows: int
     units: int
     log_m: int
     log_n: int
@@ -557,10 +625,10 @@ def _tensor_tile(m: int, n: int, k: int, tensor: str, warps: int) -> TensorTile:
     steps = ceil_div(k, TENSOR_DEPTHS[tensor])
     for swapped in (False, True):
         rows, columns = (n, m) if swapped else (m, n)
-        for units in _TENSOR_STEP_CYCLES[tensor]:
-            if units > 2 and columns <= 4 * units:
+        for sixteens, units in _TENSOR_STEP_CYCLES[tensor]:
+            if (units > 2 and columns <= 4 * units) or (sixteens > 1 and rows <= 16):
                 continue
-            tiles_m, tiles_n = ceil_div(rows, 16), ceil_div(columns, 8 * units)
+            tiles_m, tiles_n = ceil_div(rows, 16 * sixteens), ceil_div(columns, 8 * units)
             for log_m in range(warps.bit_length()):
                 for log_n in range(warps.bit_length() - log_m):
                     if (1 << log_m) >= 2 * tiles_m or (1 << log_n) >= 2 * tiles_n:
@@ -569,7 +637,7 @@ def _tensor_tile(m: int, n: int, k: int, tensor: str, warps: int) -> TensorTile:
                     for groups in sorted({1, most}):
                         own = ceil_div(steps, groups)
                         tile = TensorTile(
-                            swapped, units, log_m, log_n, ceil_div(steps, own), own * TENSOR_DEPTHS[tensor]
+                            swapped, sixteens, units, log_m, log_n, ceil_div(steps, own), own * TENSOR_DEPTHS[tensor]
                         )
                         cost = tensor_tile_cycles(tile, m, n, tensor)
                         if best is None or cost < best[0]:
@@ -579,14 +647,19 @@ def _tensor_tile(m: int, n: int, k: int, tensor: str, warps: int) -> TensorTile:
 
 
 def tensor_tile_cycles(tile: TensorTile, m: int, n: int, tensor: str) -> float:
-    """Cycles of a multiprocessor: rounds of steps, each one warp's chain and the issue of all warps; then the sums."""
+    """Cycles of a multiprocessor: rounds of steps, each one warp's chain and the issue of all warps; then the sums.
+
+    Those of several groups, or of a tile that lies across, take a detour through shared memory.
+    """
     rows, columns = (n, m) if tile.swapped else (m, n)
-    tiles_m, tiles_n = ceil_div(rows, 16), ceil_div(columns, 8 * tile.units)
+    tiles_m, tiles_n = ceil_div(rows, 16 * tile.rows), ceil_div(columns, 8 * tile.units)
     rounds = ceil_div(tiles_m, 1 << tile.log_m) * ceil_div(tiles_n, 1 << tile.log_n)
     active = min(tiles_m, 1 << tile.log_m) * min(tiles_n, 1 << tile.log_n) * tile.groups
-    chain, issue = _TENSOR_STEP_CYCLES[tensor][tile.units]
+    chain, issue = _TENSOR_STEP_CYCLES[tensor][tile.rows, tile.units]
     steps = tile.depth / TENSOR_DEPTHS[tensor]
     stored = 2 * tile.groups * m * n / 32
+    if tile.groups > 1 or tile.swapped:
+        stored += _TENSOR_FINISH_CYCLES + tile.groups * m * n / 32
     return _TENSOR_START_CYCLES + rounds * (_TENSOR_ROUND_CYCLES + steps * (chain + issue * active)) + stored
 
 
@@ -603,7 +676,7 @@ def stores_pairs(plan: ProductPlan, threads: int, epilogue_cost: float, target: 
         return False
     if 4 * tile.units * epilogue_cost <= _MAX_PAIRS_COST:
         return True
-    operands_bytes = filled_bytes(plan) if plan.tensor in SIXTEEN_BIT_FORMATS else 0
+    operands_bytes = sum(filled_bytes(plan)) if plan.tensor in SIXTEEN_BIT_FORMATS else 0
     return operands_bytes + _tensor_sums_bytes(plan, tile) > target.shared_bytes_per_block
 
 
@@ -714,9 +787,12 @@ def _tile_cost_us(plan: ProductPlan, target: Target) -> float:
     depth = min(plan.chunk, plan.k)
     steps = ceil_div(depth, plan.tile_k)
     waves = ceil_div(plan.num_pieces, target.num_sms)
-    if plan.path == "tensor":
+    if plan.is_tensor_tile:
         step_us = _tensor_step_cycles(plan, target) / _CYCLES_PER_US
         cost = waves * (_TENSOR_PIECE_US + steps * step_us + outputs * _TENSOR_OUTPUT_US)
+    elif plan.path == "split":
+        step_us = _split_step_cycles(plan) / _CYCLES_PER_US
+        cost = waves * (_SPLIT_PIECE_US + steps * step_us + outputs * _SPLIT_OUTPUT_US)
     else:
         work = depth * max(_TILE_MIN_DEPTH_US, outputs * _TILE_OUTPUT_US)
         cost = waves * (_PIECE_US + ceil_div(steps, 2) * _STEP_US + work + outputs * _EPILOGUE_OUTPUT_US)
@@ -732,10 +808,21 @@ def _tensor_step_cycles(plan: ProductPlan, target: Target) -> float:
     their way from L2, of which each multiprocessor has its share; or its share of the way's latency, which the
     steps under way have together.
     """
+    if plan.path == "warpgroup":
+        multiply = plan.tile_k * plan.tile_m * plan.tile_n / _WARPGROUP_FMAS_PER_CYCLE
+        return max(multiply, 2 * plan.tile_k * (plan.tile_m + plan.tile_n) / _COPIED_BYTES_PER_CYCLE)
     multiply = plan.tile_k / 16 * max(_TENSOR_LEAST_CYCLES, 16 * plan.tile_m * plan.tile_n / _TENSOR_FMAS_PER_CYCLE)
     busy = min(1.0, plan.num_pieces / target.num_sms)
     fetch = 2 * plan.tile_k * (plan.tile_m + plan.tile_n) / min(_FETCH_BYTES_PER_CYCLE, _L2_BYTES_PER_CYCLE / busy)
     return max(multiply, fetch, _FETCH_CYCLES / (pipeline_stages(plan, target) - 1))
+
+
+def _split_step_cycles(plan: ProductPlan) -> float:
+    """Cycles of one step of a float32 tile on tensor cores: its bytes come, its numbers are split and multiplied."""
+    products = 3 if plan.tensor == "tf32x3" else 1
+    elements = plan.tile_k * (plan.tile_m + plan.tile_n)
+    multiply = products * plan.tile_k * plan.tile_m * plan.tile_n / _TF32_FMAS_PER_CYCLE
+    return 4 * elements / _COPIED_BYTES_PER_CYCLE + elements * _SPLIT_CYCLES + multiply
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,9 @@ from trainkernel.ops import OPS
 from trainkernel.options import Options
 from trainkernel.products import (
     SPLIT_REDUCTIONS,
+    ProductPlan,
     block_scratch_bytes,
+    block_sums_bytes,
     near_product_us,
     plan_product,
     product_cost_us,
@@ -50,6 +52,8 @@ _MAX_WAVES = 2
 _SLICE_ROWS = (256, 128, 64)
 # Time of a part of a piece, microseconds, with 256 threads on one SM; measured on an H200.
 _PART_US = 0.25
+_SLICE_PART_US = 0.35
+_PADDED_SLAB = 1.0625
 _BLOCK_FLOPS_PER_US = 1.8e5
 _BLOCK_EVALUATIONS_PER_US = 2.5e4
 _BLOCK_BYTES_PER_US = 3.5e4
@@ -428,15 +432,21 @@ class RegionCost:
 
     def _scratch_bytes(self, item: _ItemCost, plan: RegionPlan, evaluated: Set[str]) -> int:
         """A bound of the scratch of a product in a piece (``evaluated`` as for ``block_scratch_bytes``); else 0."""
+        piece = self._plan_of_piece(item, plan)
+        if piece is None or item.operation is None:
+            return 0
+        return block_scratch_bytes(item.operation, piece, self._target, self._threads, evaluated)
+
+    def _plan_of_piece(self, item: _ItemCost, plan: RegionPlan) -> ProductPlan | None:
+        """How a piece of a product near a block is computed; None for what is no such product."""
         operation = item.operation
         if operation is None or item.kind != "product" or not is_block_product(operation):
-            return 0
+            return None
         kind = "product_partials" if item.name in plan.partials else operation.op
         attrs: dict[str, Any] = {**operation.attrs, "pieces": plan.split.pieces}
         if item.name in plan.partials:
             attrs |= {"pieces": plan.split.partials, "slices": plan.split.slices}
-        piece = plan_product(replace(operation, op=kind, attrs=attrs), self._target, self._options)
-        return block_scratch_bytes(operation, piece, self._target, self._threads, evaluated)
+        return plan_product(replace(operation, op=kind, attrs=attrs), self._target, self._options)
 
     def largest_products(self) -> list[Operation]:
         """The products that do most of the work, largest first."""
@@ -458,14 +468,15 @@ class RegionCost:
     def _pieces_us(self, plan: RegionPlan) -> float:
         """One wave of pieces after another, and the partial results that they leave."""
         split = plan.split
-        waves = split.slices * -(-split.partials // self._target.num_sms)
+        if split.slices > 1:
+            return self._slices_us(plan)
+        waves = -(-split.partials // self._target.num_sms)
         inside = [item for item in self._items if plan.has(item.name)]
         piece_us, partial_bytes, slab_bytes = _REGION_US, 0, 0
         for item in inside:
             partial = item.name in plan.partials
             if partial:
                 partial_bytes += 4 * split.partials * item.num_elements
-                piece_us += (split.slices > 1) * 4 * item.num_elements / _BLOCK_BYTES_PER_US  # adds to what is there
             elif item.kind != "pointwise":
                 slab_bytes += self._sizes[item.name] // split.pieces
             piece_us += _part_us(item, split.pieces, partial, self._threads)
@@ -483,10 +494,78 @@ class RegionCost:
             kept_bytes / _BLOCK_BYTES_PER_US + streamed_bytes / _STREAM_BYTES_PER_US,
             blocks * (kept_bytes + streamed_bytes) / _L2_BYTES_PER_US,
         )
+        return waves * (piece_us + moved_us) + self._left_us(plan) + 2 * partial_bytes / _PARTIAL_BYTES_PER_US
+
+    def _left_us(self, plan: RegionPlan) -> float:
+        """Time of the rows that travel through device memory to readers outside of the region."""
         outside = {name for item in self._items if not plan.has(item.name) for name in item.operands}
-        left_bytes = sum(self._sizes[name] for name in outside & plan.rows)
-        left_us = 2 * left_bytes / _L2_BYTES_PER_US
-        return waves * (piece_us + moved_us) + left_us + 2 * partial_bytes / _PARTIAL_BYTES_PER_US
+        return 2 * sum(self._sizes[name] for name in outside & plan.rows) / _L2_BYTES_PER_US
+
+    def _slices_us(self, plan: RegionPlan) -> float:
+        """Several pieces of a block, one after another, with weights and partial results near it that have room."""
+        split = plan.split
+        waves = -(-split.partials // self._target.num_sms)
+        inside = [item for item in self._items if plan.has(item.name)]
+        partials = {item.name: 4 * item.num_elements for item in inside if item.name in plan.partials}
+        slab_bytes = self._peak_slab_bytes(inside, plan)
+        scratch_bytes: float = max((self._sums_bytes(item, plan) for item in inside if item.tensor), default=0)
+        room_bytes = self._target.shared_bytes_per_block - scratch_bytes - slab_bytes
+        if room_bytes < 0:
+            return float("inf")
+        piece_us = _REGION_US + sum(
+            _part_us(item, split.pieces, item.name in partials, self._threads) for item in inside
+        )
+        piece_us += (_SLICE_PART_US - _PART_US) * sum(item.kind == "product" for item in inside)
+        uses: dict[str, int] = {}
+        for item in inside:
+            for name in item.operands:
+                if name not in plan.rows:
+                    uses[name] = uses.get(name, 0) + (item.kind == "product")
+        common = {item_name for item in inside for item_name in item.read_whole} & uses.keys() - plan.partials
+        once_us = 0.0
+        for name, count in sorted(uses.items(), key=lambda pair: self._sizes[pair[0]]):
+            size = self._sizes[name]
+            if name not in common:
+                piece_us += size / split.pieces / _BLOCK_BYTES_PER_US
+            elif _PADDED_SLAB * size <= room_bytes:
+                room_bytes -= _PADDED_SLAB * size
+                once_us += 2 * size / _BLOCK_BYTES_PER_US
+            else:
+                scratch_bytes = max(scratch_bytes, _PADDED_SLAB * size)  # rounded there for each use
+                piece_us += 2 * count * size / _BLOCK_BYTES_PER_US
+        if slab_bytes + scratch_bytes > self._target.shared_bytes_per_block:
+            return float("inf")
+        for size in sorted(partials.values()):
+            if size <= room_bytes:
+                room_bytes -= size
+            else:
+                piece_us += 2 * size / _BLOCK_BYTES_PER_US  # adds to what is there
+        left_us = self._left_us(plan) + 2 * split.partials * sum(partials.values()) / _PARTIAL_BYTES_PER_US
+        return waves * (split.slices * piece_us + once_us) + left_us
+
+    def _peak_slab_bytes(self, inside: list[_ItemCost], plan: RegionPlan) -> float:
+        """The most bytes of a piece's rows that parts still read; what continues a result lies in its place."""
+        home: dict[str, str] = {}
+        last: dict[str, int] = {}
+        for number, item in enumerate(inside):
+            read = [home[name] for name in item.operands if name in home]
+            own = read[-1] if item.kind == "pointwise" and read else item.name
+            if item.name in plan.rows:
+                home[item.name] = own
+            for name in (own, *read):
+                last[name] = number
+        alive, peak = {}, 0.0
+        for number, item in enumerate(inside):
+            if home.get(item.name) == item.name:
+                alive[item.name] = self._sizes[item.name] / plan.split.pieces * _PADDED_SLAB
+            peak = max(peak, sum(alive.values()))
+            alive = {name: size for name, size in alive.items() if last[name] > number}
+        return peak
+
+    def _sums_bytes(self, item: _ItemCost, plan: RegionPlan) -> int:
+        """Scratch of a product whose operands lie near."""
+        piece = self._plan_of_piece(item, plan)
+        return 0 if piece is None else block_sums_bytes(piece, self._threads, 0.0, self._target)
 
     def _bytes_from_outside(self, inside: list[_ItemCost], plan: RegionPlan) -> tuple[float, float]:
         """What a block fetches for a piece: what it keeps, and what does not fit, with each use."""
@@ -564,6 +643,6 @@ def _stage_us(operation: Operation, target: Target, options: Options) -> float:
         return evaluations / 4 / _BLOCK_EVALUATIONS_PER_US / target.num_sms
     if kind == "product":
         plan = plan_product(operation, target, options)
-        extra_us = _TENSOR_STAGE_US if plan.path == "tensor" else 0.0
+        extra_us = _TENSOR_STAGE_US if plan.is_tensor_tile else 0.0
         return target.grid_barrier_us + product_cost_us(plan, target, options.threads) + extra_us
     return target.grid_barrier_us + _GRID_PART_US

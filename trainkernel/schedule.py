@@ -9,13 +9,13 @@ that run side by side between two barriers; a **scope** says who meets at the ba
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from trainkernel.dtypes import DTYPES
 from trainkernel.ir import Loop, Operation, Program, TensorSpec
 from trainkernel.options import Options
-from trainkernel.products import ProductPlan, ReductionPlan, ScanPlan
+from trainkernel.products import SIXTEEN_BIT_PAD, ProductPlan, ReductionPlan, ScanPlan, ceil_div
 from trainkernel.regions import Split
 from trainkernel.target import Target
 
@@ -89,6 +89,36 @@ class Staged:
 
 
 @dataclass(frozen=True)
+class Rounded:
+    """A matrix from outside of a region in 16 bits, which each block rounds once for the products of all its pieces.
+
+    Row ``i`` begins at element ``offset + i * row_stride`` of the buffer. In shared memory zeros follow in both
+    dims, up to whole steps of tensor cores, so that either may be the depth.
+    """
+
+    buffer: str
+    offset: int
+    rows: int
+    columns: int
+    row_stride: int
+    dtype: str
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns in shared memory, zeros included."""
+        return ceil_div(self.rows, 16) * 16, ceil_div(self.columns, 16) * 16
+
+    @property
+    def stride(self) -> int:
+        """Elements between rows in shared memory."""
+        return self.shape[1] + SIXTEEN_BIT_PAD
+
+    @property
+    def size_bytes(self) -> int:
+        return 2 * self.shape[0] * self.stride
+
+
+@dataclass(frozen=True)
 class SharedLayout:
     """Byte offsets in a region's shared memory; scratch begins at ``end_bytes``.
 
@@ -97,25 +127,34 @@ class SharedLayout:
     slabs : mapping of buffer name to SharedPlace
         Values that only the region's parts read, and the carries of a loop that stay near from step to step,
         each under the name of the step's input and of its output.
-    staged : mapping of Staged to int
+    staged : mapping of Staged to byte offset
         Copies that are fetched for each piece.
-    kept : mapping of Staged to int
+    end_bytes : int
+    rounded : mapping of Rounded to byte offset
+    sums : mapping of buffer name to SharedPlace
+        Where a block's partial result stays until its last piece, element by element in the thread that adds to it.
+    kept : mapping of Staged to byte offset
         Copies that are fetched once, before a loop's first step: of what no step changes, and of carries.
     returned : frozenset of Staged
         Those of carries, which are written to their arrays after the last step.
-    end_bytes : int
     """
 
     slabs: Mapping[str, SharedPlace]
     staged: Mapping[Staged, int]
-    kept: Mapping[Staged, int]
-    returned: frozenset[Staged]
     end_bytes: int
+    rounded: Mapping[Rounded, int] = field(default_factory=dict)
+    sums: Mapping[str, SharedPlace] = field(default_factory=dict)
+    kept: Mapping[Staged, int] = field(default_factory=dict)
+    returned: frozenset[Staged] = frozenset()
 
     @property
     def copies(self) -> Mapping[Staged, int]:
-        """All copies, however often they are fetched."""
+        """All staged copies, however often they are fetched."""
         return {**self.staged, **self.kept}
+
+    def at(self, copy: Staged | Rounded) -> int:
+        """The byte offset of a copy."""
+        return self.copies[copy] if isinstance(copy, Staged) else self.rounded[copy]
 
 
 @dataclass(frozen=True)
@@ -229,8 +268,8 @@ class BlockRegion:
     aligned : frozenset of str
         Buffers of which every part touches the piece's own rows alone.
     shared : SharedLayout
-    copies : tuple of tuple of Staged
-        The staged copies that each part reads.
+    copies : tuple of tuple of Staged or Rounded
+        The copies that each part reads.
     scratch : tuple of str or None
         How each part uses scratch: ``"write"``, or ``"read"`` if it waits by itself before it writes there.
     first_warps : tuple of int
@@ -242,7 +281,7 @@ class BlockRegion:
     waits: tuple[bool, ...]
     aligned: frozenset[str]
     shared: SharedLayout
-    copies: tuple[tuple[Staged, ...], ...]
+    copies: tuple[tuple[Staged | Rounded, ...], ...]
     scratch: tuple[str | None, ...]
     first_warps: tuple[int, ...]
 
@@ -260,6 +299,16 @@ class BlockRegion:
         """The C expression of a warp's number in a part."""
         first, warps = self.first_warps[self.parts.index(part)], threads // 32
         return f"(threadIdx.x / 32 + {warps - first}) % {warps}" if first else "threadIdx.x / 32"
+
+    @property
+    def ends(self) -> str:
+        """The C condition under which a piece is the last one of a partial result."""
+        return f"piece % {self.split.slices} == {self.split.slices - 1}"
+
+    @property
+    def is_first(self) -> str:
+        """The C condition under which a piece is the first one of its block."""
+        return f"piece == (int)blockIdx.x{f' * {self.split.slices}' if self.split.slices > 1 else ''}"
 
 
 def runs_whole(part: Task) -> bool:

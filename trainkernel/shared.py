@@ -2,8 +2,10 @@
 
 Three things want to be near: the rows of values that only the region's parts read (*slabs*), copies
 of what comes from outside (*staged*: weights, biases, rows of the batch), which are fetched before
-the first part, and scratch. Slabs come first, then copies, as far as there is room; what does not
-fit is read and written in device memory by the same code.
+the first part, and scratch. Where a block computes several pieces, two more stay there over all of them:
+weights that it rounds to 16 bits once (*rounded*), and its partial results (*sums*). Slabs come first, then
+rounded weights, copies and sums, as far as there is room; what does not fit is read and written in device
+memory by the same code.
 
 Where one piece is a whole step of a loop, values stay near from step to step (*kept*): carries that
 the step updates in place are slabs, fetched before the first step and written to their arrays after
@@ -12,13 +14,14 @@ the last; copies of what no step changes are fetched once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from trainkernel.access import cast_source
 from trainkernel.arithmetic import scale_of
 from trainkernel.dtypes import DTYPES
-from trainkernel.ir import TensorSpec
+from trainkernel.ir import Operation, TensorSpec
 from trainkernel.ops import OPS
 from trainkernel.products import (
     MAX_STAGED_BYTES,
@@ -38,7 +41,7 @@ from trainkernel.products import (
     stream_columns,
 )
 from trainkernel.regions import Split
-from trainkernel.schedule import ArenaPlace, Place, SharedLayout, SharedPlace, Staged, Task, runs_whole
+from trainkernel.schedule import ArenaPlace, Place, Rounded, SharedLayout, SharedPlace, Staged, Task, runs_whole
 from trainkernel.target import Target
 
 _ALIGNMENT_BYTES = 128
@@ -74,8 +77,9 @@ class RegionParts:
     """The parts of a region in order, and what is known of the buffers around them.
 
     Parts of one of the ``levels``, which go up, do not wait for each other; ``aligned[i]`` are the buffers of
-    which part ``i`` reads the piece's own rows alone, ``scalars`` the inputs that are passed by value, ``threads``
-    those of a block of the ``target``; ``state`` is empty unless the region is a whole step of a loop.
+    which part ``i`` reads the piece's own rows alone, ``scalars`` the inputs that are passed by value, ``inlined``
+    the operations that their readers evaluate, ``threads`` those of a block of the ``target``; ``state`` is empty
+    unless the region is a whole step of a loop.
     """
 
     parts: Sequence[Task]
@@ -85,6 +89,7 @@ class RegionParts:
     declared: Mapping[str, TensorSpec]
     places: Mapping[str, Place]
     scalars: frozenset[str]
+    inlined: Mapping[str, Operation]
     threads: int
     target: Target
     state: LoopState
@@ -116,8 +121,24 @@ class RegionParts:
         """Size of a slab."""
         return slab.size * DTYPES[self.declared[name].dtype].itemsize_bytes
 
-    def wishes(self, number: int) -> list[Staged]:
-        """Copies that part ``number`` would like to find in shared memory."""
+    def rounded(self, part: Task) -> list[Rounded]:
+        """The operands of a part that are the same for all pieces of a block, which can round them once."""
+        if self.split.slices == 1:
+            return []
+        matrix = rounded_matrix(part, self.inlined)
+        return [matrix] if matrix is not None and self.is_outside(matrix.buffer) else []
+
+    def sums(self) -> Iterator[tuple[str, SharedPlace]]:
+        """The partial results that could stay in shared memory until the block's last piece, at byte 0."""
+        for part in self.parts if self.split.slices > 1 else ():
+            if part.root is not None and part.root.op in ("product_partials", "reduce_partials"):
+                out = part.root.outputs[0]
+                own, row = out.num_elements // self.split.partials, out.shape[-1]
+                apart = row % 32 == 0 and own % row == 0  # neighbouring rows at other banks
+                yield out.buffer, SharedPlace(0, own, row, SIXTEEN_BIT_PAD) if apart else SharedPlace(0, own)
+
+    def wishes(self, number: int, rounded: Set[Rounded]) -> list[Staged]:
+        """Copies that part ``number`` would like to find in shared memory, beside those ``rounded`` there."""
         part, wishes, matrices, limit = self.parts[number], [], set(), _MAX_WHOLE_ELEMENTS
         if isinstance(part.plan, ProductPlan) and part.plan.path == "block" and part.root is not None:
             if part.plan.tensor in SIXTEEN_BIT_FORMATS:
@@ -128,6 +149,7 @@ class RegionParts:
                 if copy is not None and self.is_outside(operand.buffer) and copy.size_bytes <= MAX_STAGED_BYTES:
                     wishes.append(copy)
                     matrices.add(operand.buffer)
+            matrices |= {matrix.buffer for matrix in self.rounded(part) if matrix in rounded}
         for name in part.reads:
             if self.is_outside(name) and name not in matrices and self.declared[name].dtype in _STAGED_DTYPES:
                 copy = staged_elements(self.declared[name], name in self.aligned[number], self.split, limit)
@@ -155,69 +177,99 @@ def keeps_rows(part: Task, view: TensorSpec, row: int) -> bool:
     return whole and len(along) <= 1 and view.offset % row + max(along, default=1) <= row
 
 
-def lay_out(region: RegionParts, private: Sequence[str]) -> SharedLayout:
-    """Place slabs and staged copies; ``private`` are the buffers that nobody else reads.
+def lay_out(region: RegionParts, private: Iterable[str]) -> SharedLayout:
+    """Place slabs, copies and sums; ``private`` are the buffers that nobody else reads.
 
     Where it costs nothing its place near, a value takes another's place only at a later level, so that no barrier
     stands between the parts of one.
     """
-    tight = _lay_out(region, private, range(len(region.parts)))
-    apart = _lay_out(region, private, region.levels)
-    as_much = apart.slabs.keys() == tight.slabs.keys() and apart.copies.keys() == tight.copies.keys()
-    return apart if as_much else tight
+    private = sorted(private, key=lambda name: (region.written[name], name))
+    tight = _settled(region, private, range(len(region.parts)))
+    apart = _settled(region, private, region.levels)
+    return apart if _all_near(apart) == _all_near(tight) else tight
 
 
-def _lay_out(region: RegionParts, private: Sequence[str], times: Sequence[int]) -> SharedLayout:
-    """The layout in which a place is free again at the next of the parts' times."""
+def _all_near(layout: SharedLayout) -> tuple[Set[object], ...]:
+    """What has a place near."""
+    return layout.slabs.keys(), layout.copies.keys(), layout.rounded.keys(), layout.sums.keys()
+
+
+def _settled(region: RegionParts, private: Sequence[str], times: Sequence[int]) -> SharedLayout:
+    """The layout in which a place is free again at the next of the parts' times.
+
+    Operands that lie near need no scratch, which leaves room for more of them: so all are taken to lie there
+    until some find no place.
+    """
+    rounded = dict.fromkeys((matrix for part in region.parts for matrix in region.rounded(part)), 0)
+    near = SharedLayout({name: region.slab(name) for name in private}, {}, 0, rounded)
+    while True:
+        layout = _laid_out(region, private, near, times)
+        if near.slabs.keys() <= layout.slabs.keys() and near.rounded.keys() == layout.rounded.keys():
+            return layout
+        slabs = {name: slab for name, slab in near.slabs.items() if name in layout.slabs}
+        near = SharedLayout(slabs, {}, 0, layout.rounded)
+
+
+def _laid_out(region: RegionParts, private: Sequence[str], near: SharedLayout, times: Sequence[int]) -> SharedLayout:
+    """The layout beside the scratch that parts need if what is ``near`` lies in shared memory."""
     parts, split = region.parts, region.split
-    limit_bytes = region.target.shared_bytes_per_block - max(
-        (_scratch_bytes(region, part) for part in parts), default=0
-    )
+    scratch_bytes = max((_scratch_bytes(region, part, near) for part in parts), default=0)
+    limit_bytes = region.target.shared_bytes_per_block - scratch_bytes
     taken: list[Interval] = []
+
+    def placed(size_bytes: int, first: int, last: int) -> int | None:
+        interval = _place(taken, size_bytes, first, last, limit_bytes)
+        if interval is None:
+            return None
+        taken.append(interval)
+        return interval.start
+
     slabs: dict[str, SharedPlace] = {}
-    for name in sorted(private, key=lambda name: (region.written[name], name)):
+    for name in private:
         first = region.written[name]
         last = max((number for number, part in enumerate(parts) if name in part.reads), default=first)
         slab = region.slab(name)
-        interval = _place(taken, region.bytes_of(name, slab), times[first], times[last], limit_bytes)
-        if interval is not None:
-            taken.append(interval)
-            slabs[name] = replace(slab, offset_bytes=interval.start)
-    kept = _carries_near(region, taken, slabs, limit_bytes)
+        start = placed(region.bytes_of(name, slab), times[first], times[last])
+        if start is not None:
+            slabs[name] = replace(slab, offset_bytes=start)
+    kept: dict[Staged, int] = {}
+    for new, old in sorted(region.state.carries.items(), key=lambda pair: region.declared[pair[0]].num_elements):
+        slab = region.slab(old, new)
+        start = placed(region.bytes_of(old, slab), 0, len(parts))
+        if start is not None:
+            slabs[old] = slabs[new] = replace(slab, offset_bytes=start)
+            kept[_whole(old, region.declared[old].dtype, slab)] = start
     returned = frozenset(kept)
-    staged: dict[Staged, int] = {}
+    rounded: dict[Rounded, int] = {}
+    for matrix in sorted(near.rounded, key=lambda matrix: matrix.size_bytes):
+        start = placed(matrix.size_bytes, 0, len(parts))
+        if start is not None:
+            rounded[matrix] = start
     wanted: dict[Staged, int] = {}
     for number in range(len(parts)):
-        for copy in region.wishes(number):
+        for copy in region.wishes(number, near.rounded.keys()):
             # What is the same for every piece, or every step, stays for the next one.
             stays = copy.buffer in region.state.constants or (split.pieces > 1 and not copy.piece_stride)
             if copy.buffer not in slabs:
-                wanted[copy] = len(parts) if stays else number
+                wanted[copy] = len(parts) if stays else times[number]
+    staged: dict[Staged, int] = {}
     for copy, last in sorted(wanted.items(), key=lambda pair: pair[0].size_bytes):
-        until = times[last] if last < len(parts) else len(parts)
-        interval = _place(taken, copy.size_bytes, 0, until, limit_bytes)
-        if interval is not None:
-            taken.append(interval)
-            (kept if copy.buffer in region.state.constants else staged)[copy] = interval.start
+        start = placed(copy.size_bytes, 0, last)
+        if start is not None:
+            (kept if copy.buffer in region.state.constants else staged)[copy] = start
+    sums: dict[str, SharedPlace] = {}
+    for name, place in sorted(region.sums(), key=lambda pair: pair[1].size):
+        start = placed(region.bytes_of(name, place), 0, len(parts))
+        if start is not None:
+            sums[name] = replace(place, offset_bytes=start)
     end = max((interval.end for interval in taken), default=0)
-    return SharedLayout(slabs, staged, kept, returned, end)
+    return SharedLayout(slabs, staged, end, rounded, sums, kept, returned)
 
 
-def _carries_near(
-    region: RegionParts, taken: list[Interval], slabs: dict[str, SharedPlace], limit_bytes: int
-) -> dict[Staged, int]:
-    """Give the carries that fit a slab under both of their names; what fetches them, and where to."""
-    fetched: dict[Staged, int] = {}
-    for new, old in sorted(region.state.carries.items(), key=lambda pair: region.declared[pair[0]].num_elements):
-        spec, slab = region.declared[old], region.slab(old, new)
-        interval = _place(taken, region.bytes_of(old, slab), 0, len(region.parts), limit_bytes)
-        if interval is not None:
-            taken.append(interval)
-            slabs[old] = slabs[new] = replace(slab, offset_bytes=interval.start)
-            columns = slab.row if slab.padding else slab.own_elements
-            rows = slab.own_elements // columns
-            fetched[Staged(old, 0, rows, columns, columns, 0, spec.dtype, slab.padding)] = interval.start
-    return fetched
+def _whole(buffer: str, dtype: str, slab: SharedPlace) -> Staged:
+    """The copy of a whole buffer that fills a slab."""
+    columns = slab.row if slab.padding else slab.own_elements
+    return Staged(buffer, 0, slab.own_elements // columns, columns, columns, 0, dtype, slab.padding)
 
 
 def may_stay_near(old: TensorSpec, new: TensorSpec) -> bool:
@@ -247,12 +299,13 @@ def is_read_in_place(operand: TensorSpec, is_stored: bool, tensor: str, depth: i
     return operand.dtype == tensor and along % 8 == 0 and depth % TENSOR_DEPTHS[tensor] == 0
 
 
-def _filled_bytes(region: RegionParts, part: Task, count: int = 2) -> int:
+def _filled_bytes(region: RegionParts, part: Task, near: SharedLayout, count: int = 2) -> int:
     """A bound of the scratch for the first operands of a block product that are evaluated before it."""
     plan, root = part.plan, part.root
     assert isinstance(plan, ProductPlan) and root is not None
     if plan.tensor in SIXTEEN_BIT_FORMATS:
-        return filled_bytes(plan)
+        sizes = enumerate(filled_bytes(plan))
+        return sum(size for position, size in sizes if not is_near(part, position, near, region.inlined))
     total = 0
     for operand, outer in list(zip(root.inputs[-2:], (plan.tile_m, plan.tile_n), strict=True))[:count]:
         assert isinstance(operand, TensorSpec)
@@ -262,13 +315,28 @@ def _filled_bytes(region: RegionParts, part: Task, count: int = 2) -> int:
     return total
 
 
+def is_near(part: Task, position: int, layout: SharedLayout, inlined: Mapping[str, Operation]) -> bool:
+    """Whether tensor cores find a 16-bit operand of a product in shared memory, in rows aligned to 16 bytes."""
+    plan = part.plan
+    assert isinstance(plan, ProductPlan)
+    if position == 1 and rounded_matrix(part, inlined) in layout.rounded:
+        return True
+    view = _product_operands(part)[position]
+    slab = layout.slabs.get(view.buffer)
+    if slab is None or slab.padding != SIXTEEN_BIT_PAD or view.offset % 8 or not keeps_rows(part, view, slab.row):
+        return False
+    # The rows of a piece begin at a multiple of eight, along which of both dims they lie.
+    aligned = plan.split > 1 or plan.batch > 1 or view.strides[-1] == 1 or plan.tile_m % 8 == 0
+    return aligned and is_read_in_place(view, True, plan.tensor, plan.tile_k)
+
+
 def filled_stride(columns: int) -> int:
     """Elements between rows of an operand in scratch."""
     return panel_depth(columns) + PANEL_PAD
 
 
-def _scratch_bytes(region: RegionParts, part: Task) -> int:
-    """A bound of the scratch of a part."""
+def _scratch_bytes(region: RegionParts, part: Task, near: SharedLayout) -> int:
+    """A bound of the scratch of a part, if what is ``near`` lies in shared memory."""
     plan = part.plan
     if not isinstance(plan, ProductPlan):
         return _MAX_REDUCTION_SCRATCH_BYTES
@@ -279,8 +347,8 @@ def _scratch_bytes(region: RegionParts, part: Task) -> int:
         columns = stream_columns(plan)
         tile = replace(plan, tile_n=columns)
         streamed = stream_bytes(plan, columns)
-        return _filled_bytes(region, part, 1) + streamed + _sums_bytes(region, part, tile)
-    return _filled_bytes(region, part) + _sums_bytes(region, part, plan)
+        return _filled_bytes(region, part, near, 1) + streamed + _sums_bytes(region, part, tile)
+    return _filled_bytes(region, part, near) + _sums_bytes(region, part, plan)
 
 
 def _sums_bytes(region: RegionParts, part: Task, plan: ProductPlan) -> int:
@@ -348,6 +416,24 @@ def staged_matrix(part: Task, position: int, split: Split) -> Staged | None:
     return Staged(operand.buffer, operand.offset, count * rows, columns, row_stride, piece_stride, "float32", PANEL_PAD)
 
 
+def rounded_matrix(part: Task, inlined: Mapping[str, Operation]) -> Rounded | None:
+    """The second operand of a 16-bit block product if it is the same plain matrix for all pieces, or its cast."""
+    plan, root = part.plan, part.root
+    if not isinstance(plan, ProductPlan) or plan.path != "block" or root is None:
+        return None
+    if plan.tensor not in SIXTEEN_BIT_FORMATS or plan.split > 1 or plan.batch > 1:
+        return None
+    operand = root.inputs[-1]
+    assert isinstance(operand, TensorSpec)
+    view = cast_source(operand.mT, inlined)
+    outer_stride, depth_stride = view.strides[-2:]
+    if view.dtype not in ("float32", plan.tensor) or view.buffer in inlined or 1 not in (outer_stride, depth_stride):
+        return None
+    if depth_stride == 1:
+        return Rounded(view.buffer, view.offset, plan.n, plan.k, outer_stride, plan.tensor)
+    return Rounded(view.buffer, view.offset, plan.k, plan.n, depth_stride, plan.tensor)
+
+
 def staged_elements(
     spec: TensorSpec, aligned: bool, split: Split, limit: int = _MAX_EVALUATED_ELEMENTS
 ) -> Staged | None:
@@ -392,8 +478,10 @@ _SCRATCH = ("scratch", 0, 1)
 
 def block_barriers(region: RegionParts, layout: SharedLayout) -> tuple[bool, ...]:
     """Before which parts a block barrier stands; the last one ends a piece that another may follow."""
-    fetched = frozenset(("shared", start, start + copy.size_bytes) for copy, start in layout.staged.items())
-    pending = head = _Touches(frozenset(), fetched)
+    copies: list[Staged | Rounded] = [*layout.staged, *layout.rounded]
+    pending = _Touches(writes=_bytes_of_copies(copies, layout))
+    # What is the same for every piece is fetched once.
+    head = _Touches(writes=_bytes_of_copies([copy for copy in layout.staged if copy.piece_stride], layout))
     head_is_open = True
     waits = []
     for number in range(len(region.parts)):
@@ -404,33 +492,42 @@ def block_barriers(region: RegionParts, layout: SharedLayout) -> tuple[bool, ...
         if head_is_open:
             head |= touches
         pending |= touches
-        if scratch_use(region, region.parts[number]) == "read":
+        if scratch_use(region, region.parts[number], layout) == "read":
             pending |= _Touches(reads=frozenset((_SCRATCH,)))
     return (*waits, region.split.pieces > 1 and _near(pending).conflicts(_near(head)))
 
 
-def first_warps(region: RegionParts, waits: Sequence[bool]) -> tuple[int, ...]:
+def first_warps(region: RegionParts, waits: Sequence[bool], layout: SharedLayout) -> tuple[int, ...]:
     """The warp with which each part begins: those between two barriers that need few warps stand side by side."""
     warps, first, found = region.threads // 32, 0, []
     for part, wait in zip(region.parts, waits, strict=False):
-        busy = _busy_warps(region, part)
+        busy = _busy_warps(region, part, layout)
         first = 0 if wait else first
         found.append(first if busy < warps else 0)
         first = (first + busy) % warps
     return tuple(found)
 
 
-def _busy_warps(region: RegionParts, part: Task) -> int:
+def _busy_warps(region: RegionParts, part: Task, layout: SharedLayout) -> int:
     """Warps that have work in a part; all of them where that is not told by the plan alone."""
     plan, warps = part.plan, region.threads // 32
     if isinstance(plan, ReductionPlan) and part.root is not None:
         rows = plan.rows if part.root.op == "reduce_partials" else plan.rows // region.split.pieces
         per_warp = {"thread": 32, "warp": 1, "warp_columns": WARP_COLUMNS}.get(plan.path)
         return min(warps, ceil_div(rows, per_warp)) if per_warp else warps
-    if isinstance(plan, ProductPlan) and plan.path == "block" and not plan.tensor and not _scratch_bytes(region, part):
+    if (
+        isinstance(plan, ProductPlan)
+        and plan.path == "block"
+        and not plan.tensor
+        and not _scratch_bytes(region, part, layout)
+    ):
         tile = block_tile(plan.tile_m, plan.tile_n, plan.tile_k, region.threads)
         return min(warps, tile.num_tiles(plan.tile_m, plan.tile_n))
     return warps
+
+
+def _bytes_of_copies(copies: Iterable[Staged | Rounded], layout: SharedLayout) -> frozenset[tuple[str, int, int]]:
+    return frozenset(("shared", layout.at(copy), layout.at(copy) + copy.size_bytes) for copy in copies)
 
 
 def _near(touches: _Touches) -> _Touches:
@@ -445,30 +542,28 @@ def _near(touches: _Touches) -> _Touches:
 
 def _touches(region: RegionParts, number: int, layout: SharedLayout) -> _Touches:
     part = region.parts[number]
-    reads = {
-        ("shared", layout.copies[copy], layout.copies[copy] + copy.size_bytes)
-        for copy in copies_of(region, number, layout)
-    }
+    reads = {*_bytes_of_copies(copies_of(region, number, layout), layout)}
     reads |= {_where(region, name, layout) for name in part.reads}
     writes = {_where(region, name, layout) for name in part.stores}
     if part.copy is not None:
         destination = part.copy.destination
         writes.add(_where(region, destination, layout) if isinstance(destination, str) else (str(destination), 0, 1))
-    if scratch_use(region, part) == "write":
+    if scratch_use(region, part, layout) == "write":
         writes.add(_SCRATCH)
     return _Touches(frozenset(reads), frozenset(writes))
 
 
-def copies_of(region: RegionParts, number: int, layout: SharedLayout) -> tuple[Staged, ...]:
-    """The staged copies that a part reads."""
-    return tuple(copy for copy in region.wishes(number) if copy in layout.copies)
+def copies_of(region: RegionParts, number: int, layout: SharedLayout) -> tuple[Staged | Rounded, ...]:
+    """The copies that a part reads."""
+    staged = [copy for copy in region.wishes(number, layout.rounded.keys()) if copy in layout.copies]
+    return *staged, *(matrix for matrix in region.rounded(region.parts[number]) if matrix in layout.rounded)
 
 
-def scratch_use(region: RegionParts, part: Task) -> str | None:
+def scratch_use(region: RegionParts, part: Task, layout: SharedLayout) -> str | None:
     """``"write"`` if a part writes to scratch; ``"read"`` if it waits by itself before, so that only readers matter."""
     if isinstance(part.plan, ReductionPlan) and part.plan.path in ("block", "columns"):
         return "read"
-    if runs_whole(part) or (isinstance(part.plan, ProductPlan) and _scratch_bytes(region, part)):
+    if runs_whole(part) or (isinstance(part.plan, ProductPlan) and _scratch_bytes(region, part, layout)):
         return "write"
     return None
 

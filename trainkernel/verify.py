@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from trainkernel.errors import VerificationError
 from trainkernel.memory import ByteRange, Frame, MemoryPlan, Scope, byte_range, copied_range, home_range
-from trainkernel.schedule import BlockRegion, Schedule, Staged, Task
+from trainkernel.schedule import BlockRegion, Rounded, Schedule, Staged, Task
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,10 @@ class _Walk:
             if not near_only:
                 self._free_shared()
             # What is the same for every piece is fetched once.
-            fetched = [copy for copy in region.shared.staged if copy.piece_stride or not near_only]
+            fetched: list[Staged | Rounded] = [
+                copy for copy in region.shared.staged if copy.piece_stride or not near_only
+            ]
+            fetched += [] if near_only else list(region.shared.rounded)
             self._all(task, [], [_copy_range(region, copy) for copy in fetched])
             for copy in fetched:
                 self._check_kept(task, None, _copy_range(region, copy))
@@ -167,8 +170,8 @@ class _Walk:
             raise VerificationError(f"task {task.name!r} reads {name!r} at {place}, which nothing has written")
 
 
-def _copy_range(region: BlockRegion, copy: Staged) -> ByteRange:
-    start = region.shared.copies[copy]
+def _copy_range(region: BlockRegion, copy: Staged | Rounded) -> ByteRange:
+    start = region.shared.at(copy)
     return ByteRange("shared", start, start + copy.size_bytes)
 
 

@@ -116,6 +116,6 @@ def bound_us(task: Task, work: Work, num_pieces: int, target: Target) -> float:
     """At least this long: bytes at full bandwidth, multiply-adds at the peak of as many SMs as there are pieces."""
     us = (work.read_bytes + work.written_bytes) / target.memory_bytes_per_us
     if isinstance(task.plan, ProductPlan):
-        rate = target.tensor_flops_per_us if task.plan.path == "tensor" else target.fma_flops_per_us
+        rate = target.tensor_flops_per_us if task.plan.is_tensor_tile else target.fma_flops_per_us
         us = max(us, _product_flops(task.plan) / (rate * min(1.0, max(num_pieces, 1) / target.num_sms)))
     return us

@@ -23,7 +23,7 @@ typedef int tk_index;
 #define TK_TASK(stage, task)
 #define TK_GRID_BARRIER_ARRIVE()
 #define TK_GRID_BARRIER_DONE()
-#define TK_DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
+#define TK_DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
 
 // Conversions to two 16-bit numbers at a time run at the full rate; those to one do not.
 __device__ __forceinline__ unsigned tk_floats_to_bfloat16_bits(float low, float high) {

@@ -1,9 +1,10 @@
-"""Float32 tiles whose depth groups of threads share, and functions that several stages call, on a device."""
+"""Tiles on a device: float32 ones whose depth groups of threads share, warpgroups; functions that stages share."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from exact_products import product
 from gpu_arrays import compile_program, in_threads, launch, torch_module
 from harness import bits, emulate
 from region_programs import TILES, plain_and_fused, random_inputs
@@ -34,7 +35,23 @@ def test_layers_that_share_a_function() -> None:
     options = {"region_pieces": 0}
     inputs = [value * np.float32(0.3) for value in random_inputs(program)]
     kernel = compile_program((program, options))
-    assert "__device__ TK_NOINLINE void" in kernel.source
+    assert "_IS TK_NOINLINE" in kernel.source
     (found,) = launch(kernel, inputs)
     (want,) = emulate(kernel.stats, inputs, num_blocks=3, check_races=False).outputs
     assert bits(np.asarray(found)) == bits(want)
+
+
+@pytest.mark.parametrize("layout", ["nn", "tn", "nt", "tt"])
+def test_warpgroups_find_every_element(layout: str) -> None:
+    """Small integers have exact sums: ends inside of tiles and steps, many steps, every tile, both formats."""
+    torch_module()
+    jobs, wanted = [], []
+    for m, n, k, dtype in ((1024, 1024, 1024, "bfloat16"), (2500, 2600, 200, "float16"), (4000, 4104, 712, "bfloat16")):
+        for threads in (256, 512):
+            program, inputs, expected = product(m, n, k, layout, dtype)
+            jobs.append((program, {"threads_per_block": threads}))
+            wanted.append((inputs, expected))
+    for kernel, (inputs, expected) in zip(in_threads(compile_program, jobs), wanted, strict=True):
+        if kernel.stats.target.name == "sm_90a":
+            assert "tk_warpgroup_sums<" in kernel.source
+        assert np.array_equal(np.asarray(launch(kernel, inputs)[0]), expected)

@@ -94,14 +94,17 @@ class SharedFunction:
         leader = self.functions[0]
         return leader.name(first_id) if self.sizes is None else f"tasks_{first_id}_{leader.task.name}"
 
-    def text(self, ids: Sequence[int], stages: Sequence[int]) -> str:
-        """The function, after a struct of what differs; ``ids`` and ``stages`` are its tasks'."""
+    def text(self, ids: Sequence[int], stages: Sequence[int], inlined: bool) -> str:
+        """The function, after a struct of what differs; ``ids`` and ``stages`` are its tasks'.
+
+        It is inlined if only one stage calls it, or else if it is to be ``inlined``.
+        """
         leader = self.functions[0]
         if self.sizes is None:
             return leader.text(ids[0], stages[0])
         fields = [f"{leader.pointers[place].kind} {leader.pointers[place].name};" for place in self.different]
         fields += [f"int {_size(number)};" for number in range(len(self.values[0]))]
-        inline = "__forceinline__" if len(set(stages)) == 1 else "TK_NOINLINE"
+        inline = "__forceinline__" if inlined or len(set(stages)) == 1 else "TK_NOINLINE"
         head = f"__device__ {inline} void {self.name(ids[0])}({leader.parameters}, {_struct_name(ids[0])} task)"
         titles = [function.title(*where) for function, *where in zip(self.functions, ids, stages, strict=True)]
         lines = [

@@ -7,8 +7,9 @@ from abc import ABC, abstractmethod
 from trainkernel.codegen.conversions import register_type, store
 from trainkernel.codegen.regions import near_elements
 from trainkernel.codegen.values import PointerText, TaskScope, ValueScope
-from trainkernel.indexing import Index
-from trainkernel.memory import Frame
+from trainkernel.dtypes import DTYPES
+from trainkernel.indexing import Index, variable
+from trainkernel.memory import Frame, Storage
 from trainkernel.schedule import BlockRegion, Task
 
 
@@ -59,12 +60,34 @@ class TaskBody(ABC):
 
     def _store(self, buffer: str, value: str, element: Index) -> str:
         storage = self.frame.storage(buffer)
-        return store(self.scope.pointer(buffer, storage, const=False), storage.place(element), value, storage.dtype)
+        pointer = self.scope.pointer(buffer, storage, const=False)
+        text = store(pointer, storage.place(element), value, storage.dtype)
+        found = self._own_sum(buffer, element)
+        if found is None or self.region is None:
+            return text
+        pointer, place = found
+        return f"if ({self.region.ends}) {text} else {store(pointer, place, value, storage.dtype)}"
 
     def _stored(self, buffer: str, element: Index) -> str:
         """The C expression of what a buffer that the task writes holds so far, in memory's type."""
+        found = self._own_sum(buffer, element)
+        if found is not None:
+            pointer, place = found
+            return f"{pointer}[{place}]"
         storage = self.frame.storage(buffer)
         return f"{self.scope.pointer(buffer, storage, const=False)}[{storage.place(element)}]"
+
+    def _own_sum(self, buffer: str, element: Index) -> tuple[str, Index] | None:
+        """The pointer to where a partial result stays until the block's last piece, and an element's place there."""
+        place = None if self.region is None else self.region.shared.sums.get(buffer)
+        if place is None or self.region is None:
+            return None
+        size_bytes = place.size * DTYPES[self.scope.dtype(buffer)].itemsize_bytes
+        storage = Storage(
+            "shared", place.offset_bytes, self.scope.dtype(buffer), size_bytes, row=place.row, padding=place.padding
+        )
+        own = element + variable(self.region.partial, self.region.split.partials) * -place.own_elements
+        return self.scope.pointer(buffer, storage, const=False, own_sum=True), storage.place(own)
 
     def _partial_result(self) -> list[str]:
         """The number of the partial result that a piece adds to, where it is not the piece's own."""

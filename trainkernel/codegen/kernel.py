@@ -10,7 +10,7 @@ from importlib.resources import files
 from trainkernel.codegen.alike import Family, SharedFunction, find_families, share_functions
 from trainkernel.codegen.generated import GeneratedKernel, Region, ScalarSlot, Slot, TaskInfo
 from trainkernel.codegen.host_entry import HostEntryDescription, HostScalar, HostTensor, emit_host_entry
-from trainkernel.codegen.regions import Fetch, plan_fetches, plan_kept
+from trainkernel.codegen.regions import Fetch, emit_rounded, plan_fetches, plan_kept
 from trainkernel.codegen.tasks import TaskFunction, emit_task, emit_uniform
 from trainkernel.codegen.text import comment
 from trainkernel.dtypes import DTYPES
@@ -38,6 +38,9 @@ _TEMPLATES = (
     "product_tile",
     "product_tensor",
     "product_pipeline",
+    "warpgroup",
+    "product_warpgroup",
+    "product_split",
     "block_product",
     "tensor_sums",
     "staged",
@@ -214,13 +217,18 @@ class _Body:
         self.places[id(function)] = len(self.tasks) - 1, stage
         return len(self.tasks) - 1
 
-    def function_texts(self) -> list[str]:
-        """The functions; what serves several tasks stands before the first of them."""
+    def function_texts(self, blocks_per_sm: int) -> list[str]:
+        """The functions; what serves several tasks stands before the first of them.
+
+        A function that is called has fewer registers. Where two blocks share a multiprocessor's, the tile of a
+        product would have to keep sums in memory, so it is inlined for each stage.
+        """
         texts = []
         for function in self.functions:
             if isinstance(function, SharedFunction):
                 ids, stages = zip(*(self.places[id(one)] for one in function.functions), strict=True)
-                texts.append(function.text(ids, stages))
+                inlined = blocks_per_sm > 1 and _is_tile(function.functions[0].task)
+                texts.append(function.text(ids, stages, inlined))
             else:
                 texts.append(function)
         return texts
@@ -291,11 +299,17 @@ class _Body:
                 "#pragma unroll 1",
                 f"{indent}for (int piece = partial * {slices}; piece < (partial + 1) * {slices}; ++piece) {{",
             ]
-        if groups:
+        if groups or region.shared.rounded:
             self.lines.append(f"{inner}TK_TASK({stage}, {len(self.tasks)});")
         for tables in groups:
-            self.lines += [f"{inner}{fetch.call(threads, self.tensors, slices)}" for fetch in tables]
+            self.lines += [f"{inner}{fetch.call(threads, self.tensors, region.is_first)}" for fetch in tables]
             self.lines.append(f"{inner}tk_cp_async_commit();")
+        if region.shared.rounded:
+            name = f"tk_round_{stage}"
+            self.functions.append(emit_rounded(region, frame, self.base, self.scalar, name))
+            self.templates.add("tensor_sums")
+            steps = "".join(f", step_{depth}" for depth in range(frame.depth))
+            self.lines.append(f"{inner}if ({region.is_first}) {name}(p, shared{steps});")
         under_way = len(groups)
         for part, waits in zip(region.parts, region.waits, strict=False):
             lines = self.part(part, stage, frame, region)
@@ -391,11 +405,12 @@ def assemble(program: Program, schedule: Schedule, plan: MemoryPlan) -> Generate
     if body.uses_uniform:
         uniform, templates = emit_uniform(frame, body.base, body.scalar)
         body.templates |= templates
-    functions = body.function_texts()
     threads = schedule.options.threads
     max_work_blocks = max((stage.num_pieces for stage in _all_stages(schedule)), default=1)
     max_work_blocks = max(1, max_work_blocks)
     blocks_per_sm = schedule.options.blocks_per_sm or _default_blocks_per_sm(max_work_blocks, schedule)
+    compiled_blocks = _compiled_for_blocks(schedule, blocks_per_sm, body.shared_bytes)
+    functions = body.function_texts(compiled_blocks)
     host = HostEntryDescription(
         tensors=tuple(_host_tensor(slot, program, schedule.inplace_outputs) for slot in layout.slots),
         scalars=tuple(_host_scalar(slot) for slot in layout.scalars),
@@ -425,7 +440,7 @@ def assemble(program: Program, schedule: Schedule, plan: MemoryPlan) -> Generate
             *uniform,
             "\n\n".join(functions),
             "",
-            *_kernel_text(body, threads, _compiled_for_blocks(schedule, blocks_per_sm, body.shared_bytes)),
+            *_kernel_text(body, threads, compiled_blocks),
             "",
             "#else",
             "",
@@ -499,14 +514,14 @@ def _compiled_for_blocks(schedule: Schedule, blocks_per_sm: int, shared_bytes: i
     than two blocks have.
     """
     target, threads = schedule.target, schedule.options.threads
-    tiles = [
-        task.plan.tile_m * task.plan.tile_n
-        for stage in _all_stages(schedule)
-        for task in stage.tasks
-        if isinstance(task.plan, ProductPlan) and task.plan.path in ("tile", "tensor")
-    ]
+    tasks = [task for stage in _all_stages(schedule) for task in stage.tasks if _is_tile(task)]
+    tiles = [task.plan.tile_m * task.plan.tile_n for task in tasks if isinstance(task.plan, ProductPlan)]
     fit = 2 * (shared_bytes + RESERVED_SHARED_BYTES) <= target.shared_bytes_per_sm and threads <= 256
     return 2 if tiles and fit and blocks_per_sm > 1 and max(tiles) <= MAX_SHARED_SUMS * threads else 1
+
+
+def _is_tile(task: Task) -> bool:
+    return isinstance(task.plan, ProductPlan) and task.plan.is_tile
 
 
 def _index_type(program: Program, schedule: Schedule) -> str:

@@ -80,8 +80,16 @@ def _from_registers(
     plan: ProductPlan, threads: int, a: NearOperand, b: NearOperand, results: str, epilogue: Epilogue
 ) -> str:
     tile = tensor_tile(plan, threads)
-    whole = epilogue.whole and plan.tile_m % 16 == 0 and plan.tile_n % (8 * tile.units) == 0
-    template = [_FORMATS[plan.tensor], tile.units, flag(a.along_k), flag(b.along_k), plan.tile_m, plan.tile_n]
+    whole = epilogue.whole and plan.tile_m % (16 * tile.rows) == 0 and plan.tile_n % (8 * tile.units) == 0
+    template = [
+        _FORMATS[plan.tensor],
+        tile.rows,
+        tile.units,
+        flag(a.along_k),
+        flag(b.along_k),
+        plan.tile_m,
+        plan.tile_n,
+    ]
     template += [_whole_depth(plan), tile.log_m, tile.log_n, flag(whole), results]
     return f"tk_tensor_product<{_joined(template)}>({_near(a)}, {_near(b)}, {epilogue.bounds}, compute, write);"
 
@@ -95,7 +103,7 @@ def _on_tensor_cores(
         operands, sizes, strides = operands[::-1], sizes[::-1], strides[::-1]
     last_depth = _whole_depth(plan) - (tile.groups - 1) * tile.depth
     work = [*sizes, tile.depth, last_depth, tile.groups, tile.log_m, tile.log_n, *strides, plan.tile_m * stride]
-    template = [_FORMATS[plan.tensor], tile.units, *(flag(operand.along_k) for operand in operands)]
+    template = [_FORMATS[plan.tensor], tile.rows, tile.units, *(flag(operand.along_k) for operand in operands)]
     texts = [_near(operand) for operand in operands]
     finish = [plan.tile_m, plan.tile_n, stride, tile.groups, threads, *ending]
     return [

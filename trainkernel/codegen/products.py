@@ -23,6 +23,12 @@ from trainkernel.shared import epilogue_cost, is_streamed
 _LARGE_TILE = 4096
 _LARGE_BATCH = 8
 """Results that a thread of a tile with more outputs than that computes before it stores them."""
+_TILE_TEMPLATES = {
+    "tile": {"product_tile"},
+    "tensor": {"product_tensor", "product_pipeline"},
+    "warpgroup": {"product_tensor", "warpgroup", "product_warpgroup"},
+    "split": {"warpgroup", "product_split"},
+}
 _FORMATS = {"float16": "TkFloat16Format", "bfloat16": "TkBfloat16Format"}
 
 
@@ -209,23 +215,30 @@ class ProductBody(TaskBody):
         return [*lines, *product, *tail]
 
     def _tiles(self, plan: ProductPlan, root: Operation) -> list[str]:
-        tensor = plan.path == "tensor"
-        self.templates |= {"product_operand"} | ({"product_tensor", "product_pipeline"} if tensor else {"product_tile"})
+        tensor = plan.is_tensor_tile
+        self.templates |= {"product_operand"} | _TILE_TEMPLATES[plan.path]
         lines, operands, (along_a, along_b), batch = self._tile_operands(plan, root)
         shared = self._reserve_tiles(plan, along_a, along_b)
         plain = all(operand.startswith("tk_") for operand in operands)
-        name = "tk_pipeline_sums" if tensor else "tk_matrix_sums" if plain else "tk_tile_sums"
         skew = self._skew(plan)
-        tile = [str(size) for size in (plan.tile_m, plan.tile_n, plan.tile_k)]
-        if tensor:
-            tile = [_FORMATS[self._operands(root)[1].dtype], *tile, str(self._stages(plan)), str(self.threads)]
+        if plan.path == "tensor":
+            name = "tk_pipeline_sums"
+            tile = [plan.tile_m, plan.tile_n, plan.tile_k, self._stages(plan), self.threads, skew]
+        elif plan.path == "warpgroup":
+            name = "tk_warpgroup_sums"
+            tile = [plan.tile_m, plan.tile_n, self._stages(plan), self.threads]
+        elif plan.path == "split":
+            name = "tk_split_sums"
+            tile = [plan.tile_m, plan.tile_n, self.threads, _split_products(plan)]
         else:
-            tile += [str(self.threads), str(tile_groups(plan, self.threads))]
-        sizes = ", ".join([*tile, str(skew), flag(along_a), flag(along_b)])
+            name = "tk_matrix_sums" if plain else "tk_tile_sums"
+            tile = [plan.tile_m, plan.tile_n, plan.tile_k, self.threads, tile_groups(plan, self.threads), skew]
+        format_of = [_FORMATS[self._operands(root)[1].dtype]] if tensor else []
+        sizes = ", ".join([*format_of, *map(str, tile), flag(along_a), flag(along_b)])
         bounds = f"m0, n0, {plan.m}, {plan.n}, {self._begin}, {self._end}, {shared}"
         lines.append(f"const float* sums = {name}<{sizes}>({bounds}, {operands[0]}, {operands[1]});")
         coordinates, element = self._tile_place(plan, root, batch)
-        lines += self._tile_store(plan, root, coordinates, element, plan.tile_n + (4 if tensor else skew))
+        lines += self._tile_store(plan, root, coordinates, element, plan.tile_n + (skew if plan.path == "tile" else 4))
         if plan.num_pieces > 1:
             lines.append("__syncthreads();  // the sums have been read: the next piece takes their place")
         return lines
@@ -240,7 +253,7 @@ class ProductBody(TaskBody):
         if outputs > _LARGE_TILE:
             batch = _LARGE_BATCH
         whole = plan.m % plan.tile_m == plan.n % plan.tile_n == outputs % (batch * self.threads) == 0
-        groups = 1 if plan.path == "tensor" else tile_groups(plan, self.threads)
+        groups = tile_groups(plan, self.threads) if plan.path == "tile" else 1
         sizes = f"{plan.tile_m}, {plan.tile_n}, {self.threads}, {groups}, {stride}, {batch}, {flag(whole)}, {results}"
         bounds = f"m0, n0, {plan.m}, {plan.n}, sums"
         return [*lines, f"tk_tile_store<{sizes}>({bounds}, compute, write);"]
@@ -289,20 +302,33 @@ class ProductBody(TaskBody):
     def _store_pair(self, buffer: str, first: str, second: str, element: Index) -> list[str]:
         """The statements that write an element of an even place and its neighbour."""
         storage = self.frame.storage(buffer)
-        place = storage.place(element)
+        place, own = storage.place(element), self._own_sum(buffer, element)
         whole = storage.space in ("arena", "shared") and storage.element_offset % 2 == 0
-        whole = whole and all(step % 2 == 0 for _, step in storage.steps) and place.constant % 2 == 0
-        other = [scale for atom, scale in place.terms if atom != Variable("n", self.task.plan.n)]  # type: ignore[union-attr]
-        if not whole or any(scale % 2 for scale in other) or storage.dtype not in ("float32", *_FORMATS):
+        whole = whole and all(step % 2 == 0 for _, step in storage.steps) and self._is_even(place)
+        whole = whole and (own is None or self._is_even(own[1]))
+        if not whole or storage.dtype not in ("float32", *_FORMATS):
             return [self._store(buffer, first, element), self._store(buffer, second, element + 1)]
         self.templates.add("tensor_sums")
         pointer = self.scope.pointer(buffer, storage, const=False)
-        return [f"tk_store_pair({pointer} + ({place}), {first}, {second});"]
+        text = f"tk_store_pair({pointer} + ({place}), {first}, {second});"
+        if own is None or self.region is None:
+            return [text]
+        return [f"if ({self.region.ends}) {text}", f"else tk_store_pair({own[0]} + ({own[1]}), {first}, {second});"]
+
+    def _is_even(self, place: Index) -> bool:
+        """Whether a place is even where the column is."""
+        assert isinstance(self.task.plan, ProductPlan)
+        other = [scale for atom, scale in place.terms if atom != Variable("n", self.task.plan.n)]
+        return place.constant % 2 == 0 and all(scale % 2 == 0 for scale in other)
 
     def _epilogue_batch(self, lines: Sequence[str], outputs: int) -> int:
         """Results that a thread computes before it stores them, where it reads anything for them."""
         reads = any(f"b_{name}[" in line for line in lines for name in self.task.reads)
-        reads |= self.region is not None and self.region.adds is not None
+        reads |= (
+            self.region is not None
+            and self.region.adds is not None
+            and not self.region.shared.sums.keys() & {*self.task.stores}
+        )
         return min(4, ceil_div(outputs, self.threads)) if reads else 1
 
     def _stages(self, plan: ProductPlan) -> int:
@@ -310,7 +336,7 @@ class ProductBody(TaskBody):
 
     def _skew(self, plan: ProductPlan) -> int:
         """Padding of shared-memory rows in elements."""
-        return plan.skew_bytes // (2 if plan.path == "tensor" else 4)
+        return plan.skew_bytes // (2 if plan.is_tensor_tile else 4)
 
     def _reserve_tiles(self, plan: ProductPlan, along_a: bool, along_b: bool) -> str:
         """Reserve shared memory for the steps and the sums, which take their place."""
@@ -319,13 +345,16 @@ class ProductBody(TaskBody):
         for outer, along_k in ((plan.tile_m, along_a), (plan.tile_n, along_b)):
             row, count = (plan.tile_k, outer) if along_k else (outer, plan.tile_k)
             elements += (row + skew) * count
-        if plan.path == "tensor":
+        if plan.is_tensor_tile:
             self.shared_bytes = max(self._stages(plan) * 2 * elements, 4 * plan.tile_m * (plan.tile_n + 4))
+        elif plan.path == "split":
+            numbers = 2 if _split_products(plan) == 3 else 1
+            self.shared_bytes = 4 * max(2 * numbers * elements, plan.tile_m * (plan.tile_n + 4))
         else:
             sums = tile_groups(plan, self.threads) * plan.tile_m * (plan.tile_n + skew)
             self.shared_bytes = 4 * max(2 * elements, sums)
         self.needs_free_shared = True
-        return "(unsigned short*)shared" if plan.path == "tensor" else "(float*)shared"
+        return "(unsigned short*)shared" if plan.is_tensor_tile else "(float*)shared"
 
     def _plain_matrix(self, operand: TensorSpec, plan: ProductPlan, along_k: bool) -> str | None:
         """``tk_matrix(...)`` of an operand [..., k, outer] that is a view of memory, or its cast; else None.
@@ -333,18 +362,18 @@ class ProductBody(TaskBody):
         A cast to the operand's dtype disappears, because the tensor-core step rounds to it anyway.
         """
         operand_dtype = operand.dtype
-        if plan.path == "tensor":
+        if plan.is_tensor_tile:
             operand = cast_source(operand, self.scope.inlined)
         if operand.buffer in self.scope.inlined:
             return None
         storage = self.frame.storage(operand.buffer)
-        plain = ("float32", "float16", "bfloat16") if plan.path == "tensor" else ("float32",)
+        plain = ("float32", "float16", "bfloat16") if plan.is_tensor_tile else ("float32",)
         if storage.space == "scalar" or storage.dtype not in plain or storage.padding:
             return None
         depth_stride, outer_stride = operand.strides[-2:]
         unit, other = (depth_stride, outer_stride) if along_k else (outer_stride, depth_stride)
         run = operand.shape[-2] if along_k else operand.shape[-1]
-        group = 8 if plan.path == "tensor" and storage.dtype == operand_dtype else 4
+        group = 8 if plan.is_tensor_tile and storage.dtype == operand_dtype else 4
         sizes = [other, run, operand.offset + storage.element_offset]
         sizes += [plan.chunk] if along_k and plan.split > 1 else []
         sizes += operand.strides[:-2] if plan.batch > 1 else ()
@@ -353,9 +382,7 @@ class ProductBody(TaskBody):
         base = f"{pointer} + {operand.offset}" if operand.offset else pointer
         if plan.batch > 1 and operand.strides[0]:
             base += f" + batch * {operand.strides[0]}"
-        whole = (
-            plan.path == "tensor" and storage.space == "arena" and all(step % group == 0 for _, step in storage.steps)
-        )
+        whole = plan.is_tensor_tile and storage.space == "arena" and all(step % group == 0 for _, step in storage.steps)
         if vector and whole:
             return f"tk_aligned_matrix({base}, {outer_stride}, {depth_stride})"
         return f"tk_matrix({base}, {outer_stride}, {depth_stride}, {flag(vector)})"
@@ -371,6 +398,11 @@ class ProductBody(TaskBody):
         return votes > 0
 
 
+def _split_products(plan: ProductPlan) -> int:
+    """Products of TF32 numbers for one of float32."""
+    return 3 if plan.tensor == "tf32x3" else 1
+
+
 def _tile_origin(plan: ProductPlan, tile: str) -> list[str]:
     """Statements that give a tile's first row ``m0`` and column ``n0``.
 
@@ -378,7 +410,7 @@ def _tile_origin(plan: ProductPlan, tile: str) -> list[str]:
     column by column, so that blocks that run at the same time share what they fetch.
     """
     tiles_m, tiles_n = ceil_div(plan.m, plan.tile_m), ceil_div(plan.n, plan.tile_n)
-    if plan.path != "tensor" or tiles_m <= GROUPED_ROWS or tiles_n <= GROUPED_ROWS:
+    if not plan.is_tensor_tile or tiles_m <= GROUPED_ROWS or tiles_n <= GROUPED_ROWS:
         return [
             f"const tk_index m0 = (tk_index)({tile}) / {tiles_n} * {plan.tile_m};",
             f"const tk_index n0 = (tk_index)({tile}) % {tiles_n} * {plan.tile_n};",

@@ -10,8 +10,8 @@ from typing import TypeAlias
 from trainkernel.access import cast_source
 from trainkernel.codegen.conversions import C_TYPES
 from trainkernel.codegen.near import Epilogue, NearOperand, multiply
-from trainkernel.codegen.text import INDENT, block, escape, flag, function_object
-from trainkernel.codegen.values import TaskScope, ValueScope
+from trainkernel.codegen.text import INDENT, block, comment, escape, flag, function_object
+from trainkernel.codegen.values import PointerText, TaskScope, ValueScope
 from trainkernel.dtypes import DTYPES
 from trainkernel.indexing import ZERO, Index, linearize, variable
 from trainkernel.ir import Operation, TensorSpec
@@ -29,9 +29,11 @@ from trainkernel.schedule import BlockRegion, Staged, Task
 from trainkernel.shared import (
     epilogue_cost,
     filled_stride,
+    is_near,
     is_read_in_place,
     is_streamed,
     keeps_rows,
+    rounded_matrix,
     staged_elements,
     staged_matrix,
 )
@@ -67,10 +69,9 @@ class Fetch:
         space = "__constant__" if tables_bytes + self.table_bytes <= _MAX_CONSTANT_BYTES else "__device__ const"
         return f"{space} TkCopy {self.name}[{len(self.entries)}] = {{\n{rows}}};"
 
-    def call(self, threads: int, tensors: str, slices: int) -> str:
-        """The statement that starts the copies of ``piece``; a block computes so many slices one after another."""
-        block = "(int)blockIdx.x" if slices == 1 else f"(int)blockIdx.x * {slices}"
-        first = f"piece == {block} ? 0 : {self.num_common}" if self.num_common else "0"
+    def call(self, threads: int, tensors: str, is_first: str) -> str:
+        """The statement that starts the copies of ``piece``; ``is_first`` tells the first one of a block."""
+        first = f"{is_first} ? 0 : {self.num_common}" if self.num_common else "0"
         arguments = f"{self.name}, {first}, {len(self.entries)}, {tensors}, p.workspace, shared, piece, {self.step}"
         return f"tk_fetch<{threads}>({arguments});"
 
@@ -163,6 +164,30 @@ def _entries(copy: Staged, at: int, storage: Storage, tensor: int, step_stride: 
             ]
             values = ", ".join(f"{number}u" if number >= 2**31 else str(number) for number in numbers)
             yield f"{{{values}}} /* {escape(copy.buffer)} */"
+
+
+def emit_rounded(region: BlockRegion, frame: Frame, base: PointerText, scalar: PointerText, name: str) -> str:
+    """The function that rounds a region's weights for all pieces of a block."""
+    scope = TaskScope(frame, base, scalar, hoist=False)
+    threads = frame.schedule.options.threads
+    statements = []
+    for number, (matrix, at) in enumerate(region.shared.rounded.items()):
+        source = scope.pointer(matrix.buffer, frame.storage(matrix.buffer), const=True)
+        first = f"{source} + {matrix.offset}" if matrix.offset else source
+        to = f"({DTYPES[matrix.dtype].cuda}*)(slabs + {at})"
+        rows, columns = matrix.shape
+        if matrix.shape == (matrix.rows, matrix.columns) and matrix.row_stride % 4 == 0:
+            sizes = f"{rows}, {columns}, {threads}, {matrix.stride}"
+            statements.append(f"tk_block_fill_matrix<{sizes}>({to}, {first}, {matrix.row_stride});")
+            continue
+        text = f"tk_value(({first})[row * {matrix.row_stride} + column])"
+        statements += function_object(f"load_{number}", "int row, int column", [], text, "float")
+        sizes = f"{matrix.rows}, {matrix.columns}, {rows}, {columns}, {threads}, {matrix.stride}, true"
+        statements.append(f"tk_block_fill_rows<{sizes}>({to}, load_{number});")
+    steps = "".join(f", int step_{depth}" for depth in range(frame.depth))
+    head = f"__device__ __forceinline__ void {name}(const TkParams& p, unsigned char* slabs{steps})"
+    body = [*(pointer.declaration for pointer in scope.pointers), *statements]
+    return "\n".join([comment("What the pieces of a block multiply by, rounded once."), *block(head, body)])
 
 
 def near_elements(task: Task, region: BlockRegion, frame: Frame) -> dict[str, Storage]:
@@ -301,9 +326,17 @@ class BlockProduct:
             view = self._view(position)
             along = view.strides[-1] == 1
             return NearOperand(f"(const float*)(slabs + {at}){which}", staged.stride, along, True)
+        matrix = rounded_matrix(self._task, self._scope.inlined) if position == 1 else None
+        if matrix in self._region.shared.rounded:
+            assert matrix is not None
+            pointer = f"(const {DTYPES[matrix.dtype].cuda}*)(slabs + {self._region.shared.rounded[matrix]})"
+            along = cast_source(self._view(1), self._scope.inlined).strides[-1] == 1
+            return NearOperand(pointer, matrix.stride, along, True)
         found = self._in_place(position)
         if found is not None and (found.is_aligned or not self._plan.tensor):
             return found
+        if self._plan.tensor in SIXTEEN_BIT_FORMATS:
+            assert not is_near(self._task, position, self._region.shared, self._scope.inlined), "no scratch is left"
         return self._rounded(position) or self._filled(position)
 
     @property

@@ -126,12 +126,12 @@ class TaskScope:
         """The statement that keeps a value of a dtype in a register."""
         return f"const {register_type(dtype)} {name} = {text};"
 
-    def pointer(self, buffer: str, storage: Storage, *, const: bool) -> str:
+    def pointer(self, buffer: str, storage: Storage, *, const: bool, own_sum: bool = False) -> str:
         """The name of the typed pointer to a buffer, declared at the top of the function.
 
-        The same storage may be read under one name and written under another.
+        The same storage may be read under one name and written under another; a partial result may lie in two.
         """
-        name = f"{'b' if const else 'w'}_{buffer}"
+        name = f"{'b' if const else 's' if own_sum else 'w'}_{buffer}"
         if name not in self._declared:
             self._declared.add(name)
             kind = ("const " if const else "") + DTYPES[storage.dtype].cuda
@@ -221,6 +221,9 @@ class ValueScope:
             pairs = zip(operation.inputs, operand_domains(operation), strict=True)
             arguments = [self.operand(operand, coordinates, own) for operand, own in pairs]
             text = OPS[operation.op].expression(arguments, operation.attrs, domain)
+            dtypes = {spec.dtype for spec in (*operation.tensor_inputs, *operation.outputs)}
+            if OPS[operation.op].picks and len(dtypes) == 1 and domain == "float32":
+                return text
         return self._task.rounded(text, domain, operation.outputs[0].dtype)
 
     # ------------------------------------------------------------------ for indexed operations

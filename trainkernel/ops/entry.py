@@ -83,6 +83,9 @@ class Op:
     num_outputs : int
     scalar_operands : bool
         Whether Python scalars may be operands.
+    picks : bool
+        Pointwise only: each result is one of the operands' values, or 0, so that it needs no rounding where all of
+        them have its dtype.
     overwrites : tuple of int
         Operands whose storage an output of the same shape and dtype may take over.
     """
@@ -100,6 +103,7 @@ class Op:
     max_ulps: float = 0.5
     num_outputs: int = 1
     scalar_operands: bool = True
+    picks: bool = False
     overwrites: tuple[int, ...] = ()
     accepts: str = "any"
     data_operands: tuple[int, ...] | None = None

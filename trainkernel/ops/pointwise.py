@@ -359,6 +359,7 @@ POINTWISE = (
         (1,),
         _unary(lambda x: np.where(x < 0, 0, x)),
         lambda args, attrs: f"({args[0]} < 0.0f ? 0.0f : {args[0]})",
+        picks=True,
         vjp=_unary_vjp(lambda b, ct, y, x: b.threshold_backward(ct, y)),
     ),
     _pointwise(
@@ -394,6 +395,7 @@ POINTWISE = (
         typed=_threshold_typed,
         attrs={"threshold": NUMBER["threshold"]},
         constants=("threshold",),
+        picks=True,
         vjp=_threshold_vjp,
     ),
     _pointwise(

@@ -53,9 +53,12 @@ class DeviceFacts:
 
     @property
     def arch(self) -> str:
-        """The architecture to compile for, for example ``"sm_90"``; never with a suffix."""
+        """The architecture to compile for, for example ``"sm_80"``.
+
+        A Hopper's has the suffix of its own instructions (``"sm_90a"``): the code is for this device alone.
+        """
         major, minor = self.compute_capability
-        return f"sm_{major}{minor}"
+        return "sm_90a" if (major, minor) == (9, 0) else f"sm_{major}{minor}"
 
 
 @dataclass(frozen=True)

@@ -118,9 +118,9 @@ __device__ __forceinline__ const float* tk_pipeline_sums(tk_index m0, tk_index n
     if (round + STAGES - 1 < num_steps) {
       const tk_index k0 = k_begin + (tk_index)(round + STAGES - 1) * TILE_K;
       unsigned short* step = shared + started * Tile::STEP_ELEMENTS;
-      tk_tensor_step<Format, TILE_M, TILE_K, THREADS, Tile::STRIDE_A, A_ALONG_K>(step, m0, m_end, k0, k_end, a);
-      tk_tensor_step<Format, TILE_N, TILE_K, THREADS, Tile::STRIDE_B, B_ALONG_K>(step + Tile::ELEMENTS_A, n0, n_end, k0, k_end,
-                                                                                 b);
+      tk_tensor_step<Format, TILE_M, TILE_K, THREADS, TkPadded<Tile::STRIDE_A, A_ALONG_K>>(step, m0, m_end, k0, k_end, a);
+      tk_tensor_step<Format, TILE_N, TILE_K, THREADS, TkPadded<Tile::STRIDE_B, B_ALONG_K>>(step + Tile::ELEMENTS_A, n0, n_end,
+                                                                                           k0, k_end, b);
     }
     tk_cp_async_commit();
     started = started == STAGES - 1 ? 0 : started + 1;

@@ -2,7 +2,7 @@
 //
 // A step of an operand is OUTER x TILE_K elements, laid out as in device memory: along the depth, a
 // row of TILE_K for each outer place; else a row of OUTER for each depth, which ldmatrix transposes.
-// Rows are padded by SKEW elements so that ldmatrix meets no bank conflict. Operands of the format
+// A Layout says where an element lies; runs of eight stay together. Operands of the format
 // are copied in the background, 16 bytes at a time where rows are aligned to them; others go through
 // registers and are rounded to the format on the way. Elements outside the operand are zero.
 
@@ -26,6 +26,13 @@ struct TkBfloat16Format {
   }
 };
 
+// Elements of a step in its buffer, rows of so many along the depth, or across it.
+template <int STRIDE, bool ALONG_K>
+struct TkPadded {
+  static constexpr bool ALONG = ALONG_K;
+  static __device__ __forceinline__ int place(int o, int k) { return ALONG_K ? o * STRIDE + k : k * STRIDE + o; }
+};
+
 // Whether steps of an operand are copied in the background: it is a matrix of the format's elements.
 template <class Operand, class Element>
 struct TkIsCopied {
@@ -37,7 +44,7 @@ struct TkIsCopied<TkMatrix<Element>, Element> {
 };
 
 // Start one step of a matrix of the format, in runs of eight; without aligned rows, element by element.
-template <int OUTER, int TILE_K, int THREADS, int STRIDE, bool ALONG_K, class T>
+template <int OUTER, int TILE_K, int THREADS, class Layout, class T>
 __device__ __forceinline__ void tk_tensor_copy(unsigned short* shared, tk_index o0, tk_index o_end, tk_index k0, tk_index k_end,
                                                const TkMatrix<T>& matrix) {
   constexpr int RUNS = OUTER * TILE_K / 8;
@@ -47,8 +54,8 @@ __device__ __forceinline__ void tk_tensor_copy(unsigned short* shared, tk_index 
       const int run = first + (int)threadIdx.x;
       if (RUNS % THREADS != 0 && run >= RUNS) break;
       int o, k;
-      tk_place<OUTER, TILE_K, ALONG_K, 8>(run, o, k);
-      unsigned short* to = shared + (ALONG_K ? o * STRIDE + k : k * STRIDE + o);
+      tk_place<OUTER, TILE_K, Layout::ALONG, 8>(run, o, k);
+      unsigned short* to = shared + Layout::place(o, k);
       if (o0 + o < o_end && k0 + k < k_end)
         tk_cp_async_16(to, matrix.base + (o0 + o) * matrix.outer_stride + (k0 + k) * matrix.depth_stride);
       else
@@ -59,21 +66,21 @@ __device__ __forceinline__ void tk_tensor_copy(unsigned short* shared, tk_index 
 #pragma unroll 1
   for (int run = (int)threadIdx.x; run < RUNS; run += THREADS) {
     int o, k;
-    tk_place<OUTER, TILE_K, ALONG_K, 8>(run, o, k);
+    tk_place<OUTER, TILE_K, Layout::ALONG, 8>(run, o, k);
     const T* from = matrix.base + (o0 + o) * matrix.outer_stride + (k0 + k) * matrix.depth_stride;
-    const tk_index stride = ALONG_K ? matrix.depth_stride : matrix.outer_stride;
+    const tk_index stride = Layout::ALONG ? matrix.depth_stride : matrix.outer_stride;
     // How many of the eight lie inside of the operand.
-    const tk_index left = ALONG_K ? (o0 + o < o_end ? k_end - k0 - k : 0) : (k0 + k < k_end ? o_end - o0 - o : 0);
+    const tk_index left = Layout::ALONG ? (o0 + o < o_end ? k_end - k0 - k : 0) : (k0 + k < k_end ? o_end - o0 - o : 0);
     unsigned bits[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) bits[i] = i < left ? from[i * stride].bits : 0;
-    *(uint4*)(shared + (ALONG_K ? o * STRIDE + k : k * STRIDE + o)) =
+    *(uint4*)(shared + Layout::place(o, k)) =
         make_uint4(bits[0] | bits[1] << 16, bits[2] | bits[3] << 16, bits[4] | bits[5] << 16, bits[6] | bits[7] << 16);
   }
 }
 
 // One step of a matrix of other elements: runs of four neighbours, four runs of a thread under way at a time.
-template <class Format, int OUTER, int TILE_K, int THREADS, int STRIDE, bool ALONG_K, class T>
+template <class Format, int OUTER, int TILE_K, int THREADS, class Layout, class T>
 __device__ __forceinline__ void tk_tensor_fill(unsigned short* shared, tk_index o0, tk_index o_end, tk_index k0,
                                                tk_index k_end, const TkMatrix<T>& matrix) {
   constexpr int RUNS = OUTER * TILE_K / 4, BATCH = RUNS >= 4 * THREADS ? 4 : RUNS >= 2 * THREADS ? 2 : 1;
@@ -83,7 +90,7 @@ __device__ __forceinline__ void tk_tensor_fill(unsigned short* shared, tk_index 
 #pragma unroll
     for (int u = 0; u < BATCH; ++u) {
       int o, k;
-      tk_place<OUTER, TILE_K, ALONG_K, 4>(first + u * THREADS, o, k);
+      tk_place<OUTER, TILE_K, Layout::ALONG, 4>(first + u * THREADS, o, k);
       const T* from = matrix.base + (o0 + o) * matrix.outer_stride + (k0 + k) * matrix.depth_stride;
       const bool mine = first + u * THREADS < RUNS;
       values[u][0] = values[u][1] = values[u][2] = values[u][3] = 0.0f;
@@ -92,24 +99,24 @@ __device__ __forceinline__ void tk_tensor_fill(unsigned short* shared, tk_index 
       } else {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          bool inside = ALONG_K ? o0 + o < o_end && k0 + k + i < k_end : o0 + o + i < o_end && k0 + k < k_end;
-          if (mine && inside) values[u][i] = tk_value(from[i * (ALONG_K ? matrix.depth_stride : matrix.outer_stride)]);
+          bool inside = Layout::ALONG ? o0 + o < o_end && k0 + k + i < k_end : o0 + o + i < o_end && k0 + k < k_end;
+          if (mine && inside) values[u][i] = tk_value(from[i * (Layout::ALONG ? matrix.depth_stride : matrix.outer_stride)]);
         }
       }
     }
 #pragma unroll
     for (int u = 0; u < BATCH; ++u) {
       int o, k;
-      tk_place<OUTER, TILE_K, ALONG_K, 4>(first + u * THREADS, o, k);
+      tk_place<OUTER, TILE_K, Layout::ALONG, 4>(first + u * THREADS, o, k);
       if (first + u * THREADS >= RUNS) continue;
-      *(uint2*)(shared + (ALONG_K ? o * STRIDE + k : k * STRIDE + o)) =
+      *(uint2*)(shared + Layout::place(o, k)) =
           make_uint2(Format::bits(values[u][0], values[u][1]), Format::bits(values[u][2], values[u][3]));
     }
   }
 }
 
 // One step of a fused operand: load(o, k) is evaluated for two pairs of neighbours at a time.
-template <class Format, int OUTER, int TILE_K, int THREADS, int STRIDE, bool ALONG_K, class Load>
+template <class Format, int OUTER, int TILE_K, int THREADS, class Layout, class Load>
 __device__ __forceinline__ void tk_tensor_fill(unsigned short* shared, tk_index o0, tk_index o_end, tk_index k0,
                                                tk_index k_end, const Load& load) {
   constexpr int PAIRS = OUTER * TILE_K / 2;
@@ -119,28 +126,28 @@ __device__ __forceinline__ void tk_tensor_fill(unsigned short* shared, tk_index 
 #pragma unroll
     for (int u = 0; u < 2; ++u) {
       int o, k;
-      tk_place<OUTER, TILE_K, ALONG_K, 2>(first + u * THREADS, o, k);
+      tk_place<OUTER, TILE_K, Layout::ALONG, 2>(first + u * THREADS, o, k);
       const bool inside = first + u * THREADS < PAIRS && o0 + o < o_end && k0 + k < k_end;
-      const bool next = inside && (ALONG_K ? k0 + k + 1 < k_end : o0 + o + 1 < o_end);
+      const bool next = inside && (Layout::ALONG ? k0 + k + 1 < k_end : o0 + o + 1 < o_end);
       float low = inside ? load(o0 + o, k0 + k) : 0.0f;
-      float high = next ? load(o0 + o + !ALONG_K, k0 + k + ALONG_K) : 0.0f;
+      float high = next ? load(o0 + o + !Layout::ALONG, k0 + k + Layout::ALONG) : 0.0f;
       bits[u] = Format::bits(low, high);
     }
 #pragma unroll
     for (int u = 0; u < 2; ++u) {
       int o, k;
-      tk_place<OUTER, TILE_K, ALONG_K, 2>(first + u * THREADS, o, k);
-      if (first + u * THREADS < PAIRS) *(unsigned*)(shared + (ALONG_K ? o * STRIDE + k : k * STRIDE + o)) = bits[u];
+      tk_place<OUTER, TILE_K, Layout::ALONG, 2>(first + u * THREADS, o, k);
+      if (first + u * THREADS < PAIRS) *(unsigned*)(shared + Layout::place(o, k)) = bits[u];
     }
   }
 }
 
 // One step of any operand. A copied one has arrived after tk_cp_async_wait and a block barrier, others after the barrier.
-template <class Format, int OUTER, int TILE_K, int THREADS, int STRIDE, bool ALONG_K, class Operand>
+template <class Format, int OUTER, int TILE_K, int THREADS, class Layout, class Operand>
 __device__ __forceinline__ void tk_tensor_step(unsigned short* shared, tk_index o0, tk_index o_end, tk_index k0, tk_index k_end,
                                                const Operand& operand) {
   if constexpr (TkIsCopied<Operand, typename Format::Element>::value)
-    tk_tensor_copy<OUTER, TILE_K, THREADS, STRIDE, ALONG_K>(shared, o0, o_end, k0, k_end, operand);
+    tk_tensor_copy<OUTER, TILE_K, THREADS, Layout>(shared, o0, o_end, k0, k_end, operand);
   else
-    tk_tensor_fill<Format, OUTER, TILE_K, THREADS, STRIDE, ALONG_K>(shared, o0, o_end, k0, k_end, operand);
+    tk_tensor_fill<Format, OUTER, TILE_K, THREADS, Layout>(shared, o0, o_end, k0, k_end, operand);
 }

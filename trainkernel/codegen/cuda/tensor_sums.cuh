@@ -1,7 +1,7 @@
 // The sums of a product on tensor cores, of operands near the block: sums[group][i][j] is the sum over the
 // group's part of the depth of a[i, k] b[j, k].
 //
-// A warp has 16 x 8 UNITS sums at a time; warp w takes tiles w % 2^log_m along i, then w / 2^log_m % 2^log_n along j,
+// A warp has 16 ROWS x 8 UNITS sums at a time; warp w takes tiles w % 2^log_m along i, then w / 2^log_m % 2^log_n along j,
 // then a group along the depth, so the order of all sums is fixed by the arguments alone. Sizes are arguments, not
 // template parameters: one function serves all products of a kernel.
 
@@ -32,8 +32,9 @@ struct TkTf32 {
   static __device__ __forceinline__ TkSharedAddress place(const TkNear& operand, int outer, int k) {
     return operand.at + (ALONG_K ? outer * operand.row_bytes + k * 4 : k * operand.row_bytes + outer * 4);
   }
-  template <int UNITS, bool A_ALONG_K, bool B_ALONG_K>
+  template <int ROWS, int UNITS, bool A_ALONG_K, bool B_ALONG_K>
   struct Step {
+    static_assert(ROWS == 1, "16 rows");
     TkSharedAddress rows[2], columns[UNITS];
     int bytes_a, bytes_b;  // from one k to the next
     __device__ __forceinline__ Step(const TkNear& a, const TkNear& b, int m, int m_end, int n, int n_end, int k)
@@ -45,14 +46,14 @@ struct TkTf32 {
 #pragma unroll
       for (int u = 0; u < UNITS; ++u) columns[u] = place<B_ALONG_K>(b, tk_min(n + 8 * u + row, n_end - 1), k + quad);
     }
-    __device__ __forceinline__ void add(float (&total)[UNITS][4]) {
+    __device__ __forceinline__ void add(float (&total)[ROWS][UNITS][4]) {
       unsigned values[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) values[i] = load(rows[i % 2] + i / 2 * 4 * bytes_a);
 #pragma unroll
       for (int u = 0; u < UNITS; ++u) {
         const unsigned pair[2] = {load(columns[u]), load(columns[u] + 4 * bytes_b)};
-        tk_mma_m16n8k8_tf32(total[u], values, pair);
+        tk_mma_m16n8k8_tf32(total[0][u], values, pair);
         columns[u] += DEPTH * bytes_b;
       }
       rows[0] += DEPTH * bytes_a;
@@ -65,17 +66,21 @@ struct TkTf32 {
 template <bool BFLOAT>
 struct TkSixteen {
   static constexpr int DEPTH = 16;
-  template <int UNITS, bool A_ALONG_K, bool B_ALONG_K>
+  template <int ROWS, int UNITS, bool A_ALONG_K, bool B_ALONG_K>
   struct Step {
     static_assert(UNITS % 2 == 0, "pairs of units");
-    TkSharedAddress rows, columns[UNITS / 2];
+    TkSharedAddress rows[ROWS], columns[UNITS / 2];
     int bytes_a, bytes_b;  // from one step to the next
     __device__ __forceinline__ Step(const TkNear& a, const TkNear& b, int m, int m_end, int n, int n_end, int k)
         : bytes_a(DEPTH * (A_ALONG_K ? 2 : a.row_bytes)), bytes_b(DEPTH * (B_ALONG_K ? 2 : b.row_bytes)) {
       // A lane gives the address of one run of 8 elements. Beyond the end: any, which nobody keeps.
       const int eighth = (int)(threadIdx.x % 8), first = (int)(threadIdx.x / 8 % 2 * 8), second = (int)(threadIdx.x / 16 % 2 * 8);
-      rows = A_ALONG_K ? a.at + tk_min(m + first + eighth, m_end - 1) * a.row_bytes + (k + second) * 2
-                       : a.at + (k + second + eighth) * a.row_bytes + (m + first < m_end ? m + first : m) * 2;
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) {
+        const int own = m + 16 * r + first;
+        rows[r] = A_ALONG_K ? a.at + tk_min(own + eighth, m_end - 1) * a.row_bytes + (k + second) * 2
+                            : a.at + (k + second + eighth) * a.row_bytes + (own < m_end ? own : m) * 2;
+      }
 #pragma unroll
       for (int u = 0; u < UNITS / 2; ++u) {
         const int own = n + 16 * u + second;
@@ -83,11 +88,14 @@ struct TkSixteen {
                                : b.at + (k + first + eighth) * b.row_bytes + (own < n_end ? own : n) * 2;
       }
     }
-    __device__ __forceinline__ void add(float (&total)[UNITS][4]) {
-      unsigned values[4];
-      if constexpr (A_ALONG_K) tk_ldmatrix_x4(values, rows);
-      else tk_ldmatrix_x4_trans(values, rows);
-      rows += bytes_a;
+    __device__ __forceinline__ void add(float (&total)[ROWS][UNITS][4]) {
+      unsigned values[ROWS][4];
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) {
+        if constexpr (A_ALONG_K) tk_ldmatrix_x4(values[r], rows[r]);
+        else tk_ldmatrix_x4_trans(values[r], rows[r]);
+        rows[r] += bytes_a;
+      }
 #pragma unroll
       for (int u = 0; u < UNITS / 2; ++u) {
         unsigned four[4];
@@ -97,15 +105,18 @@ struct TkSixteen {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const unsigned pair[2] = {four[2 * i], four[2 * i + 1]};
-          if constexpr (BFLOAT) tk_mma_m16n8k16_bfloat16(total[2 * u + i], values, pair);
-          else tk_mma_m16n8k16_float16(total[2 * u + i], values, pair);
+#pragma unroll
+          for (int r = 0; r < ROWS; ++r) {
+            if constexpr (BFLOAT) tk_mma_m16n8k16_bfloat16(total[r][2 * u + i], values[r], pair);
+            else tk_mma_m16n8k16_float16(total[r][2 * u + i], values[r], pair);
+          }
         }
       }
     }
   };
 };
 
-template <class Format, int UNITS, bool A_ALONG_K, bool B_ALONG_K>
+template <class Format, int ROWS, int UNITS, bool A_ALONG_K, bool B_ALONG_K>
 __device__ __noinline__ void tk_tensor_sums(TkNear a, TkNear b, float* sums, TkTensorWork work) {
   const int warp = (int)(threadIdx.x / 32), row = (int)(threadIdx.x % 32 / 4), column = (int)(threadIdx.x % 4 * 2);
   const int group = warp >> (work.log_m + work.log_n);
@@ -113,20 +124,20 @@ __device__ __noinline__ void tk_tensor_sums(TkNear a, TkNear b, float* sums, TkT
   const int begin = group * work.depth, depth = group == work.groups - 1 ? work.last_depth : work.depth;
   const TkSharedAddress out = tk_shared_address(sums + group * work.stride_group);
 #pragma unroll 1
-  for (int m = (warp & ((1 << work.log_m) - 1)) * 16; m < work.m; m += 16 << work.log_m) {
+  for (int m = (warp & ((1 << work.log_m) - 1)) * 16 * ROWS; m < work.m; m += 16 * ROWS << work.log_m) {
 #pragma unroll 1
     for (int n = (warp >> work.log_m & ((1 << work.log_n) - 1)) * 8 * UNITS; n < work.n; n += 8 * UNITS << work.log_n) {
-      typename Format::template Step<UNITS, A_ALONG_K, B_ALONG_K> step(a, b, m, work.m, n, work.n, begin);
-      float total[UNITS][4] = {};
+      typename Format::template Step<ROWS, UNITS, A_ALONG_K, B_ALONG_K> step(a, b, m, work.m, n, work.n, begin);
+      float total[ROWS][UNITS][4] = {};
 #pragma unroll 1
       for (int k = 0; k < depth; k += Format::DEPTH) step.add(total);
 #pragma unroll
-      for (int u = 0; u < UNITS; ++u)
+      for (int u = 0; u < ROWS * UNITS; ++u)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int own_m = m + row + i / 2 * 8, own_n = n + 8 * u + column + i % 2;
+          const int own_m = m + 16 * (u / UNITS) + row + i / 2 * 8, own_n = n + 8 * (u % UNITS) + column + i % 2;
           if (own_m < work.m && own_n < work.n)
-            tk_store_shared(out + (own_m * work.stride_m + own_n * work.stride_n) * 4, total[u][i]);
+            tk_store_shared(out + (own_m * work.stride_m + own_n * work.stride_n) * 4, total[u / UNITS][u % UNITS][i]);
         }
     }
   }
@@ -146,38 +157,34 @@ __device__ __forceinline__ void tk_store_pair(T* to, float low, float high) {
 __device__ __forceinline__ void tk_store_pair(float* to, float low, float high) { *(float2*)to = make_float2(low, high); }
 
 // The product and its epilogue on registers: compute(row, column, sum, results) for two neighbours of a row, then
-// write(row, column, results, results of the next). WHOLE promises whole tiles with nothing outside.
-template <class Format, int UNITS, bool A_ALONG_K, bool B_ALONG_K, int M, int N, int DEPTH, int LOG_M, int LOG_N, bool WHOLE,
+// write(row, column, results, results of the next), all of a warp's tile first, so that what it reads for a column is
+// read once. WHOLE promises whole tiles with nothing outside.
+template <class Format, int ROWS, int UNITS, bool A_ALONG_K, bool B_ALONG_K, int M, int N, int DEPTH, int LOG_M, int LOG_N, bool WHOLE,
           class Results, class Compute, class Write>
 __device__ __forceinline__ void tk_tensor_product(const TkNear& a, const TkNear& b, int rows, int columns, Compute compute,
                                                   Write write) {
   const int warp = (int)(threadIdx.x / 32), lane_row = (int)(threadIdx.x % 32 / 4), lane_column = (int)(threadIdx.x % 4 * 2);
   if (warp >> (LOG_M + LOG_N)) return;
 #pragma unroll 1
-  for (int m = (warp & ((1 << LOG_M) - 1)) * 16; m < M; m += 16 << LOG_M) {
+  for (int m = (warp & ((1 << LOG_M) - 1)) * 16 * ROWS; m < M; m += 16 * ROWS << LOG_M) {
 #pragma unroll 1
     for (int n = (warp >> LOG_M) * 8 * UNITS; n < N; n += 8 * UNITS << LOG_N) {
-      typename Format::template Step<UNITS, A_ALONG_K, B_ALONG_K> step(a, b, m, M, n, N, 0);
-      float total[UNITS][4] = {};
+      typename Format::template Step<ROWS, UNITS, A_ALONG_K, B_ALONG_K> step(a, b, m, M, n, N, 0);
+      float total[ROWS][UNITS][4] = {};
+      Results results[2 * ROWS][UNITS][2];
 #pragma unroll 1
       for (int k = 0; k < DEPTH; k += Format::DEPTH) step.add(total);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int row = m + lane_row + 8 * i;
-        if (!WHOLE && row >= rows) continue;
-        Results results[UNITS][2];
+      for (int i = 0; i < 2 * ROWS * UNITS; ++i) {
+        const int half = i / UNITS, u = i % UNITS, row = m + lane_row + 8 * half, column = n + 8 * u + lane_column;
+        if (!WHOLE && (row >= rows || column >= columns)) continue;
+        compute(row, column, total[half / 2][u][half % 2 * 2], results[half][u][0]);
+        compute(row, column + 1, total[half / 2][u][half % 2 * 2 + 1], results[half][u][1]);
+      }
 #pragma unroll
-        for (int u = 0; u < UNITS; ++u) {
-          const int column = n + 8 * u + lane_column;
-          if (!WHOLE && column >= columns) continue;
-          compute(row, column, total[u][2 * i], results[u][0]);
-          compute(row, column + 1, total[u][2 * i + 1], results[u][1]);
-        }
-#pragma unroll
-        for (int u = 0; u < UNITS; ++u) {
-          const int column = n + 8 * u + lane_column;
-          if (WHOLE || column < columns) write(row, column, results[u][0], results[u][1]);
-        }
+      for (int i = 0; i < 2 * ROWS * UNITS; ++i) {
+        const int half = i / UNITS, u = i % UNITS, row = m + lane_row + 8 * half, column = n + 8 * u + lane_column;
+        if (WHOLE || (row < rows && column < columns)) write(row, column, results[half][u][0], results[half][u][1]);
       }
     }
   }

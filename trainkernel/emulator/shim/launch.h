@@ -2,6 +2,7 @@
 #pragma once
 
 static const u64 REDZONE_BYTES = 256;
+static const u64 SHARED_ALIGNMENT = 1024;
 static const u8 REDZONE = 0xa5;
 
 static Fiber* fiber_pool = nullptr;
@@ -64,7 +65,7 @@ static bool prepare_fibers() {
     blocks = static_cast<Block*>(calloc(request->num_blocks, sizeof(Block)));
     warps = static_cast<Warp*>(calloc(num_warps, sizeof(Warp)));
     ready = static_cast<Fiber**>(calloc(num_fibers, sizeof(Fiber*)));
-    shared_stride = ((request->shared_bytes + 127) & ~u64(127)) + REDZONE_BYTES;
+    shared_stride = (request->shared_bytes + REDZONE_BYTES + SHARED_ALIGNMENT - 1) / SHARED_ALIGNMENT * SHARED_ALIGNMENT;
     shared_base = static_cast<u8*>(zeroed(shared_stride * request->num_blocks));
     if (!blocks || !warps || !ready || !shared_base) return false;
     for (u32 b = 0; b < request->num_blocks; b++) {
@@ -164,7 +165,10 @@ static void count_results() {
 }
 
 static void release_launch() {
-    for (u32 i = 0; i < num_fibers && fibers; i++) fibers[i].async.release();
+    for (u32 i = 0; i < num_fibers && fibers; i++) {
+        fibers[i].async.release();
+        fibers[i].products.release();
+    }
     for (u32 b = 0; blocks && b < request->num_blocks; b++) {
         if (blocks[b].shared_shadow) drop(blocks[b].shared_shadow, request->shared_bytes * sizeof(Cell));
         free(blocks[b].order);

@@ -131,6 +131,7 @@ TK_EXPORT void tk_emu_cluster_barrier() {
 static void fiber_finish(Fiber* fiber) {
     idle_polls = 0;
     fiber->async.release();
+    fiber->products.release();
     Warp* warp = fiber->warp;
     warp->exited |= 1u << fiber->lane;
     for (u32 lanes = warp->waiting; lanes; lanes &= lanes - 1) {

@@ -14,6 +14,12 @@
 // Compilers differ in what a barrier may do to a restricted pointer; here it means nothing.
 #define __restrict__
 
+// A matrix in shared memory that wgmma reads.
+struct tk_emu_matrix {
+    const void* start;
+    unsigned part_bytes, rows_bytes, across;
+};
+
 extern "C" {
 __attribute__((const)) unsigned tk_emu_thread_index();
 __attribute__((const)) unsigned tk_emu_block_index();
@@ -39,6 +45,9 @@ __forceinline__ long long tk_clock() { return static_cast<long long>(tk_emu_glob
 void tk_emu_ldmatrix(unsigned* registers, const void* row, unsigned matrices, unsigned transposed);
 void tk_emu_mma(float* d, const unsigned* a, const unsigned* b, unsigned bfloat);
 void tk_emu_mma_tf32(float* d, const unsigned* a, const unsigned* b);
+void tk_emu_wgmma(float* d, unsigned columns, const tk_emu_matrix* a, const tk_emu_matrix* b, unsigned format, unsigned adds);
+void tk_emu_wgmma_commit();
+void tk_emu_wgmma_wait(unsigned pending_groups);
 void tk_emu_cp_async(void* shared, const void* global, unsigned bytes);
 void tk_emu_cp_async_commit();
 void tk_emu_cp_async_wait(unsigned pending_groups);
@@ -284,6 +293,34 @@ template <int N>
 __forceinline__ void tk_cp_async_wait() {
     tk_emu_cp_async_wait(N);
 }
+
+typedef tk_emu_matrix TkDescriptor;
+__forceinline__ TkDescriptor tk_descriptor(const void* shared, int part_bytes, int rows_bytes) {
+    return TkDescriptor{shared, static_cast<unsigned>(part_bytes), static_cast<unsigned>(rows_bytes), 0};
+}
+__forceinline__ TkDescriptor tk_moved(TkDescriptor descriptor, int bytes) {
+    descriptor.start = static_cast<const unsigned char*>(descriptor.start) + bytes;
+    return descriptor;
+}
+__forceinline__ void tk_fence_shared_async() {}
+__forceinline__ void tk_wgmma_fence() {}
+__forceinline__ void tk_wgmma_commit() { tk_emu_wgmma_commit(); }
+template <int N>
+__forceinline__ void tk_wgmma_wait() { tk_emu_wgmma_wait(N); }
+template <int SUMS>
+__forceinline__ void tk_hold(float (&)[SUMS]) {}
+template <bool A_ACROSS, bool B_ACROSS, class Format, int SUMS>
+__forceinline__ void tk_wgmma(Format, float (&d)[SUMS], TkDescriptor a, TkDescriptor b) {
+    a.across = A_ACROSS;
+    b.across = B_ACROSS;
+    const unsigned bfloat16_one = 0x3f80;
+    tk_emu_wgmma(d, 2 * SUMS, &a, &b, Format::bits(1.0f, 0.0f) == bfloat16_one, 1);
+}
+template <int SUMS>
+__forceinline__ void tk_wgmma_tf32(float (&d)[SUMS], TkDescriptor a, TkDescriptor b, bool adds) {
+    tk_emu_wgmma(d, 2 * SUMS, &a, &b, 2, adds);
+}
+#define TK_WGMMAS_16(Format, type)
 
 __forceinline__ unsigned tk_cluster_rank() { return tk_emu_cluster_rank(); }
 __forceinline__ unsigned tk_cluster_size() { return tk_emu_cluster_size(); }

@@ -37,6 +37,24 @@ struct AsyncCopy {
     u32 group;
 };
 
+// A wgmma's matrix in shared memory, as its descriptor tells.
+struct Matrix {
+    const u8* start;
+    u32 part_bytes;
+    u32 rows_bytes;
+    u32 across;
+};
+
+struct AsyncProduct {
+    float* d;
+    Matrix a;
+    Matrix b;
+    u32 columns;
+    u32 format;  // 0: float16, 1: bfloat16, 2: TF32
+    u32 adds;
+    u32 group;
+};
+
 struct Block {
     u32 index;
     u32 waiting;        // fibers at the block barrier
@@ -87,6 +105,8 @@ struct Fiber {
     u32 argument;
     u32 async_group;
     Array<AsyncCopy> async;
+    u32 product_group;
+    Array<AsyncProduct> products;
     u32 seen[32];      // per lane of its warp: the latest epoch that is ordered before it
 };
 

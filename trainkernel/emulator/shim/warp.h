@@ -1,4 +1,4 @@
-// Operations in which the lanes of a warp meet: __syncwarp, shuffles, ldmatrix, mma; and cp.async.
+// Operations in which the lanes of a warp meet: __syncwarp, shuffles, ldmatrix, mma; cp.async and wgmma.
 #pragma once
 
 enum Shuffle : u32 { SHUFFLE_INDEX = 0, SHUFFLE_DOWN = 1, SHUFFLE_XOR = 2, SHUFFLE_UP = 3 };
@@ -240,4 +240,77 @@ TK_EXPORT void tk_emu_cp_async_wait(u32 pending_groups) {
     }
     fiber->async.size -= done;
     if (done) memmove(fiber->async.data, fiber->async.data + done, fiber->async.size * sizeof(AsyncCopy));
+}
+
+// Where element (o, k) of a wgmma's matrix lies: rows of 128 bytes whose 16-byte chunks are exchanged by the row.
+static uptr matrix_place(const Matrix& matrix, u32 o, u32 k, u32 bytes) {
+    u32 row = matrix.across ? k : o, column = matrix.across ? o % 64 : k;
+    uptr part = matrix.across ? o / 64 * matrix.part_bytes : 0;
+    uptr at = reinterpret_cast<uptr>(matrix.start) + part + row / 8 * matrix.rows_bytes + row % 8 * 128 + column * bytes;
+    return at ^ (at >> 7 & 7) << 4;
+}
+
+static const u32 FORMAT_TF32 = 2;
+
+static u32 depth_of(const AsyncProduct& product) { return product.format == FORMAT_TF32 ? 8 : 16; }
+static u32 bytes_of(const AsyncProduct& product) { return product.format == FORMAT_TF32 ? 4 : 2; }
+
+static float matrix_element(const AsyncProduct& product, const Matrix& matrix, u32 o, u32 k) {
+    u32 bits = 0;
+    memcpy(&bits, reinterpret_cast<void*>(matrix_place(matrix, o, k, bytes_of(product))), bytes_of(product));
+    return product.format == FORMAT_TF32 ? tf32(bits) : element(bits, 0, product.format);
+}
+
+// Notes that a thread reads what it needs: its rows of a; of b, the first lane for its whole warp.
+static void touch_matrices(const AsyncProduct& product, u32 warp_row) {
+    Fiber* fiber = current;
+    u32 bytes = bytes_of(product);
+    for (u32 k = 0; k < depth_of(product); k++) {
+        if (fiber->lane % 4 == 0)
+            for (u32 i = 0; i < 2; i++)
+                access(matrix_place(product.a, warp_row + fiber->lane / 4 + i * 8, k, bytes), bytes, false);
+        if (fiber->lane == 0)
+            for (u32 n = 0; n < product.columns; n++) access(matrix_place(product.b, n, k, bytes), bytes, false);
+    }
+}
+
+// PTX wgmma.mma_async.m64nNkK with 128-byte swizzle: it reads shared memory between its issue and the wait, so both
+// count as reads, and what it finds at the wait is multiplied. Products are exact, summed in float64, rounded once.
+TK_EXPORT void tk_emu_wgmma(float* d, u32 columns, const Matrix* a, const Matrix* b, u32 format, u32 adds) {
+    Fiber* fiber = current;
+    AsyncProduct product = {d, *a, *b, columns, format, adds, fiber->product_group};
+    touch_matrices(product, fiber->thread % 128 / 32 * 16);
+    fiber->products.push(product);
+}
+
+TK_EXPORT void tk_emu_wgmma_commit() { current->product_group++; }
+
+static void multiply_own(const AsyncProduct& product, u32 row, u32 lane) {
+    u32 depth = depth_of(product);
+    double left[2][16];
+    for (u32 i = 0; i < 2; i++)
+        for (u32 k = 0; k < depth; k++) left[i][k] = matrix_element(product, product.a, row + lane / 4 + i * 8, k);
+    for (u32 at = 0; at < product.columns / 4; at++) {
+        u32 n = at / 2 * 8 + lane % 4 * 2 + at % 2;
+        float* own[2] = {product.d + at / 2 * 4 + at % 2, product.d + at / 2 * 4 + 2 + at % 2};
+        double sums[2] = {product.adds ? *own[0] : 0.0, product.adds ? *own[1] : 0.0};
+        for (u32 k = 0; k < depth; k++) {
+            double right = matrix_element(product, product.b, n, k);
+            for (u32 i = 0; i < 2; i++) sums[i] += left[i][k] * right;
+        }
+        for (u32 i = 0; i < 2; i++) *own[i] = float(sums[i]);
+    }
+}
+
+TK_EXPORT void tk_emu_wgmma_wait(u32 pending_groups) {
+    Fiber* fiber = current;
+    u64 done = 0;
+    u32 row = fiber->thread % 128 / 32 * 16;
+    while (done < fiber->products.size && fiber->products[done].group + pending_groups < fiber->product_group) {
+        const AsyncProduct product = fiber->products[done++];
+        touch_matrices(product, row);
+        multiply_own(product, row, fiber->lane);
+    }
+    fiber->products.size -= done;
+    if (done) memmove(fiber->products.data, fiber->products.data + done, fiber->products.size * sizeof(AsyncProduct));
 }
