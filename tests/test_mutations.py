@@ -26,10 +26,6 @@ _GRID_BARRIER = re.compile(r"if \(!tk_grid_barrier\(barrier, (\d+)\)\) return;")
 
 _BODY = "__launch_bounds__: block barrier"
 REDUNDANT: Mapping[tuple[str, str], str] = {
-    ("mlp_block", "tk_reduce_columns: block barrier 1"): "each thread writes where it alone has read the sums before",
-    ("mlp_rows", f"{_BODY} 3"): "each lane of the loss reads the square that it has written",
-    ("mlp_rows", f"{_BODY} 4"): "the lanes that have read the squares write there themselves",
-    ("mlp_rows", f"{_BODY} 6"): "a product has met in the middle, after everybody has read what the next piece fetches",
     (
         "mlp_rows",
         "tk_grid_barrier_wait: block barrier 1",

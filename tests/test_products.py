@@ -1,4 +1,4 @@
-"""The cost model of reductions: who adds up a row."""
+"""The cost models of reductions and of products near a block: who adds up a row."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness import check
+from region_programs import plain_and_fused, random_inputs
 
 import trainkernel as tk
 import trainkernel.numpy as tnp
+from trainkernel.builder import ProgramBuilder
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.options import Options
-from trainkernel.products import plan_reduction
+from trainkernel.products import BlockTile, block_tile, block_tile_cycles, plan_reduction
 from trainkernel.target import Target
 
 H100 = Target.preset("sm_90")
@@ -41,3 +44,39 @@ def test_a_thread_per_row_in_the_emulator(op: Any) -> None:
     x = np.random.default_rng(0).standard_normal((4200, 3), np.float32)
     got, want = (tk.jit(lambda x: op(x, axis=1), device=device)(x) for device in ("emulator", "reference"))
     np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "max", "prod", "moments"])
+@pytest.mark.parametrize("shape", [(17, 8), (32, 33), (100, 60), (128, 31)])
+def test_a_warp_takes_some_columns_of_a_piece(shape: tuple[int, int], op: str) -> None:
+    """Its lanes share the rows of each; some have no column, some one element more than others."""
+    b = ProgramBuilder()
+    h = b.op("exp", b.op("mm", b.input("x", (shape[0], 6)), b.input("w", (6, shape[1]))))
+    reduced = b.op(op, h, dims=(0,))
+    program = b.build([h, *(reduced if isinstance(reduced, tuple) else (reduced,))])
+    inputs = [0.1 * array for array in random_inputs(program)]
+    generated = check(program, inputs, num_blocks=2, order=1, region_pieces=1, fuse_epilogues=False)
+    assert "warp_columns per row" in str(generated.schedule)
+
+
+# ---------------------------------------------------------------------------- products near a block
+
+SMALL = [(32, 32, 32), (32, 1, 32), (1, 40, 36), (2, 3, 64), (5, 7, 3), (33, 18, 20), (64, 64, 8), (8, 32, 33)]
+
+
+@pytest.mark.parametrize("layout", ["nn", "tn", "nt", "tt"])
+@pytest.mark.parametrize("threads", [128, 512])
+def test_the_lanes_of_a_warp_share_a_product(threads: int, layout: str) -> None:
+    """Plain and fused operands of either layout; lanes along the depth, tiles beyond the edge, idle warps."""
+    for shape in SMALL:
+        program = plain_and_fused(shape, layout)
+        check(program, random_inputs(program), order=1, region_pieces=1, threads_per_block=threads)
+
+
+def test_a_small_product_takes_all_warps() -> None:
+    """By lanes along the depth, which wait for fewer loads one after another than one lane would."""
+    tile = block_tile(32, 32, 32, 512)
+    assert tile.lanes_k > 1 and (32 // tile.rows) * (32 // tile.columns) == 16
+    alone = BlockTile(8, 1, 2, 1)
+    assert block_tile_cycles(tile, 32, 32, 32, 512) < block_tile_cycles(alone, 32, 32, 32, 512)
+    assert block_tile(64, 64, 64, 512).kept == 8

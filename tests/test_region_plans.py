@@ -188,6 +188,31 @@ def test_any_number_of_pieces_is_right(pieces: int, threads: int) -> None:
     assert regions(generated.schedule)[0].split.pieces == pieces
 
 
+def test_parts_of_one_level_do_not_wait_for_each_other() -> None:
+    """Their values lie apart, and those that need few warps begin on different ones."""
+    step = mlp((8, 32, 32, 1), 32, "sgd", "relu")
+    generated = generate(step.program, target=TARGET, inplace_outputs=step.inplace_outputs)
+    (region,) = regions(generated.schedule)
+    # The staged copies, three layers, and three levels of gradients.
+    assert sum(region.waits) == 6
+    together: list[list[int]] = []
+    for wait, first in zip(region.waits, region.first_warps, strict=False):
+        if wait:
+            together.append([])
+        together[-1].append(first)
+    assert any(len(set(firsts)) > 1 for firsts in together)
+
+
+def test_values_that_do_not_fit_apart_share_places() -> None:
+    program, _ = small_step()
+    found = []
+    for shared_bytes in (227 * 1024, 22 * 1024):
+        target = replace(TARGET, shared_bytes_per_block=shared_bytes)
+        (region,) = regions(generate(program, target=target, region_pieces=1).schedule)
+        found.append((region.shared.end_bytes, -sum(region.waits), -len(region.shared.slabs)))
+    assert found[0] > found[1] and found[0][1] > found[1][1] and found[0][2] == found[1][2]
+
+
 def test_an_uneven_number_of_pieces_leaves_no_region() -> None:
     program, _ = small_step()
     assert not regions(generate(program, region_pieces=7).schedule)

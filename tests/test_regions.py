@@ -104,7 +104,7 @@ def test_sixteen_bit_products_of_a_region(batch: int, layers: tuple[int, ...], p
 @pytest.mark.parametrize("pieces", [1, 4])
 def test_tf32_rounds_operands_to_11_bits(pieces: int) -> None:
     """The default keeps all 24."""
-    program = product(64, 48, 32)
+    program = product(256, 48, 32)
     inputs = random_inputs(program)
     exact, short = inputs[0].astype(np.float64) @ inputs[1], tf32(inputs[0]) @ tf32(inputs[1])
     for precision, want, other in (("tf32", short, exact), ("highest", exact, short), (None, exact, short)):

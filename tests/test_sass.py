@@ -1,12 +1,14 @@
-"""What NVRTC makes of functions that several tasks call: the memory descriptors behind each call are there."""
+"""What NVRTC makes of functions that several tasks call, and of products: descriptors behind calls, no local memory."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from sass import descriptors_from_registers, disassemble, find_nvdisasm, parse, undefined_descriptors
+from region_programs import plain_and_fused
+from sass import Function, descriptors_from_registers, disassemble, find_nvdisasm, parse, undefined_descriptors
 
 import trainkernel as tk
 from trainkernel import Program, ProgramBuilder
@@ -82,12 +84,29 @@ def _attention() -> Program:
 def test_descriptors_behind_calls_are_defined(
     program: Program, arch: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    source = generate(program, region_pieces=0).source
+    assert "__device__ TK_NOINLINE void" in source
+    assert undefined_descriptors(_compiled(source, arch, tmp_path, request)) == []
+
+
+def _compiled(source: str, arch: str, folder: Path, request: pytest.FixtureRequest) -> dict[str, Function]:
+    """The functions of a source's cubin; skips the test where nobody can disassemble it."""
     nvdisasm = find_nvdisasm()
     if nvdisasm is None:
         message = "install nvidia-cuda-nvdisasm"
         pytest.fail(message) if request.config.getoption("--require-packages") else pytest.skip(message)
-    source = generate(program, region_pieces=0).source
-    assert "__device__ TK_NOINLINE void" in source
-    cubin = tmp_path / "kernel.cubin"
+    cubin = folder / "kernel.cubin"
     cubin.write_bytes(compile_cubin(source, arch))
-    assert undefined_descriptors(disassemble(nvdisasm, cubin)) == []
+    return disassemble(nvdisasm, cubin)
+
+
+@pytest.mark.parametrize("shape", [(64, 64, 64), (32, 32, 32), (16, 48, 100), (8, 2, 128)])
+def test_sums_of_products_near_a_block_stay_in_registers(
+    shape: tuple[int, int, int], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Also while the lanes of a warp share them out: an index that the compiler does not know would send them away."""
+    for layout in ("nn", "tt"):
+        source = generate(plain_and_fused(shape, layout), region_pieces=1, target="sm_90a").source
+        functions = _compiled(source, "sm_90a", tmp_path, request)
+        found = [line for each in functions.values() for line in each.instructions if re.search(r"\b(LDL|STL)\b", line)]
+        assert "tk_block_product<" in source and found == []

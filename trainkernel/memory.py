@@ -29,6 +29,7 @@ from trainkernel.schedule import (
     Schedule,
     SharedPlace,
     Stage,
+    Staged,
     Task,
 )
 
@@ -184,6 +185,12 @@ class Frame:
         own = self.schedule.program.inputs[place.input_index].buffer == buffer
         return self._input(place.input_index, spec.offset if own else 0, size)
 
+    def home(self, buffer: str) -> Storage:
+        """Where an input of this frame lives in device memory, also while a region keeps it near."""
+        spec = self.declared[buffer]
+        index = next(index for index, own in enumerate(self.schedule.program.inputs) if own.buffer == buffer)
+        return self._input(index, spec.offset, spec.num_elements * DTYPES[spec.dtype].itemsize_bytes)
+
     def destination(self, place: InputPlace | OutputPlace | str, dtype: str) -> Storage:
         """Where a copy task writes."""
         if isinstance(place, str):
@@ -263,6 +270,11 @@ class Footprint:
     def __or__(self, other: Footprint) -> Footprint:
         return Footprint(self.reads | other.reads, self.writes | other.writes)
 
+    def outside(self) -> Footprint:
+        """Without shared memory, which stages hand on by a rule of their own."""
+        reads, writes = (frozenset(i for i in items if i.space != "shared") for items in (self.reads, self.writes))
+        return Footprint(reads, writes)
+
     def scope(self, later: Footprint) -> Scope:
         """The scope of the barrier that must stand between this footprint and a later one."""
         pairs = ((self.writes, later.reads), (self.reads, later.writes), (self.writes, later.writes))
@@ -287,6 +299,9 @@ def task_footprint(task: Task, frame: Frame) -> Footprint:
     for part in copies:
         if part.copy is not None:
             writes.append(copied_range(part.copy, frame, task.region))
+    if task.region is not None:
+        for copy in task.region.shared.kept:
+            (writes if copy in task.region.shared.returned else reads).append(kept_range(copy, task.region))
     footprint = Footprint(
         frozenset(item for item in reads if item is not None), frozenset(item for item in writes if item is not None)
     )
@@ -294,7 +309,30 @@ def task_footprint(task: Task, frame: Frame) -> Footprint:
         inner = frame.inside(task.loop)
         for stage in task.loop.schedule.stages:
             footprint |= stage_footprint(stage, inner)
+        footprint = footprint.outside() | _kept_footprint(task.loop, inner)
     return footprint
+
+
+def kept_range(copy: Staged, region: BlockRegion) -> ByteRange:
+    """The bytes of shared memory in which a copy stays from step to step."""
+    start = region.shared.kept[copy]
+    return ByteRange("shared", start, start + copy.size_bytes)
+
+
+def home_range(copy: Staged, region: BlockRegion, inner: Frame) -> ByteRange:
+    """The bytes of device memory that a copy which stays near is fetched from, and a carry's returned to."""
+    place = byte_range(inner.home(copy.buffer))
+    assert place is not None
+    return replace(place, split=region.split)
+
+
+def _kept_footprint(loop: LoopSchedule, inner: Frame) -> Footprint:
+    """What is fetched before the first step of a loop, and returned after the last."""
+    region = loop.keeper
+    if region is None:
+        return Footprint()
+    reads = {home_range(copy, region, inner) for copy in region.shared.kept}
+    return Footprint(frozenset(reads), frozenset(home_range(copy, region, inner) for copy in region.shared.returned))
 
 
 def _touched(task: Task, name: str, frame: Frame) -> ByteRange | None:

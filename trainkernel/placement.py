@@ -12,13 +12,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from trainkernel.arithmetic import kind_of
 from trainkernel.errors import ProgramError, VerificationError
 from trainkernel.fusion import FusedProgram, TaskDraft, aligned_reads, form_tasks
 from trainkernel.ir import Loop, Operation, Program, ScalarSpec, TensorSpec
 from trainkernel.lowering import lower
 from trainkernel.options import Options, whole_buffer
 from trainkernel.passes import normalize
-from trainkernel.products import ProductPlan, ReductionPlan, ScanPlan, ceil_div, plan_product, plan_reduction, plan_scan
+from trainkernel.products import (
+    MAX_SHARED_TILE,
+    ProductPlan,
+    ReductionPlan,
+    ScanPlan,
+    ceil_div,
+    plan_product,
+    plan_reduction,
+    plan_scan,
+)
 from trainkernel.regions import REGION_THREADS, RegionPlan, plan_region
 from trainkernel.schedule import (
     ArenaPlace,
@@ -32,7 +42,16 @@ from trainkernel.schedule import (
     Stage,
     Task,
 )
-from trainkernel.shared import RegionParts, block_barriers, copies_of, lay_out, scratch_use
+from trainkernel.shared import (
+    LoopState,
+    RegionParts,
+    block_barriers,
+    copies_of,
+    first_warps,
+    lay_out,
+    may_stay_near,
+    scratch_use,
+)
 from trainkernel.target import Target
 
 MAX_ELEMENTS_PER_THREAD = 4
@@ -44,7 +63,9 @@ def build_schedule(program: Program, target: Target, options: Options, inplace_o
     """Passes, lowering, fusion, placement and stages of a validated program."""
     program = _with_staged_carries(normalize(program))
     regions = _plan_regions(program, target, options)
-    if options.threads_per_block is None and any(regions.values()):
+    if options.threads_per_block is None and (
+        any(regions.values()) or _fills_multiprocessors(program, target, options)
+    ):
         options = replace(options, threads_per_block=REGION_THREADS)
     return _schedule_level(program, target, options, inplace_outputs, regions)
 
@@ -56,6 +77,19 @@ def _with_staged_carries(program: Program) -> Program:
         for item in program.operations
     ]
     return replace(program, operations=tuple(items))
+
+
+def _fills_multiprocessors(program: Program, target: Target, options: Options) -> bool:
+    """Whether a product's tile takes a multiprocessor's shared memory, so that its one block should have more threads."""
+    for item in program.operations:
+        if isinstance(item, Loop):
+            if _fills_multiprocessors(item.body, target, options):
+                return True
+        elif kind_of(item) == "product" and item.outputs[0].num_elements:
+            plan = plan_product(item, target, options)
+            if plan.path == "warpgroup" and plan.tile_m * plan.tile_n > MAX_SHARED_TILE:
+                return True
+    return False
 
 
 Regions: TypeAlias = "Mapping[int, RegionPlan | None]"
@@ -71,13 +105,18 @@ def _plan_regions(program: Program, target: Target, options: Options) -> dict[in
 
 
 def _schedule_level(
-    program: Program, target: Target, options: Options, inplace_outputs: Mapping[int, int], regions: Regions
+    program: Program,
+    target: Target,
+    options: Options,
+    inplace_outputs: Mapping[int, int],
+    regions: Regions,
+    loop: Loop | None = None,
 ) -> Schedule:
     """The schedule of a program, or of one loop's body."""
     region = regions[id(program)]
     program = lower(program, target, options, region)
     fused = form_tasks(program, target, options, region)
-    graph = _Graph(program, fused, target, options, region, regions)
+    graph = _Graph(program, fused, target, options, region, regions, loop)
     graph.place_outputs(inplace_outputs)
     return Schedule(
         program=program,
@@ -120,8 +159,10 @@ class _Graph:
         options: Options,
         region: RegionPlan | None,
         regions: Regions,
+        loop: Loop | None,
     ) -> None:
         self._program = program
+        self._loop = loop
         self._regions = regions
         self._region = region
         self._fused = fused
@@ -239,7 +280,7 @@ class _Graph:
 
     def _loop_task(self, loop: Loop, draft: TaskDraft) -> Task:
         inplace = {position: loop.num_constants + position for position in range(loop.num_carry)}
-        schedule = _schedule_level(loop.body, self._target, self._options, inplace, self._regions)
+        schedule = _schedule_level(loop.body, self._target, self._options, inplace, self._regions, loop)
         names = tuple(spec.buffer for spec in loop.outputs)
         return Task(
             kind="loop",
@@ -394,7 +435,8 @@ class _Graph:
         by_level: dict[int, list[_Node]] = {}
         for node in self._nodes:
             by_level.setdefault(levels[node], []).append(node)
-        regions = {level: self._region_of(nodes) for level, nodes in by_level.items()}
+        state = self._loop_state() if len(by_level) == 1 else LoopState()
+        regions = {level: self._region_of(nodes, state) for level, nodes in by_level.items()}
         stages = []
         for level in sorted(by_level):
             tasks = [node.task for node in by_level[level] if node.task.loop is None and not node.inside]
@@ -406,9 +448,28 @@ class _Graph:
             stages += [Stage((node.task,)) for node in by_level[level] if node.task.loop is not None]
         return tuple(stages)
 
-    def _region_of(self, nodes: list[_Node]) -> Task | None:
+    def _loop_state(self) -> LoopState:
+        """What the steps of a loop share, if a region of one piece is a whole step and nothing is beside it."""
+        tasks = [node for node in self._nodes if node.task.num_pieces or node.task.loop is not None]
+        if self._loop is None or self._region is None or self._region.split.pieces > 1:
+            return LoopState()
+        if not all(node.inside for node in tasks):
+            return LoopState()
+        first, constants, carries = self._loop.num_constants, set(), {}
+        for index, spec in enumerate(self._program.inputs[: first + self._loop.num_carry]):
+            if isinstance(spec, ScalarSpec):
+                continue
+            out = self._program.outputs[index - first] if index >= first else None
+            if out is None or self._is_same_input(out, index):
+                constants.add(spec.buffer)
+            elif self.places.get(out.buffer) == InputPlace(index) and may_stay_near(spec, self._declared[out.buffer]):
+                carries[out.buffer] = spec.buffer
+        return LoopState(frozenset(constants), carries)
+
+    def _region_of(self, nodes: list[_Node], state: LoopState) -> Task | None:
         """The task of the nodes of one level that are inside of the region, or None; places what only they touch."""
-        inside = _in_order([node for node in nodes if node.inside and node.task.num_pieces])
+        levels = _by_level([node for node in nodes if node.inside and node.task.num_pieces])
+        inside = list(levels)
         if not inside or self._region is None:
             return None
         split = self._region.split
@@ -417,6 +478,7 @@ class _Graph:
         aligned = [node.aligned for node in inside]
         region = RegionParts(
             parts,
+            tuple(levels.values()),
             aligned,
             split,
             self._declared,
@@ -425,8 +487,9 @@ class _Graph:
             self._fused.inlined,
             self._options.threads,
             self._target,
+            state,
         )
-        private = {name for name in region.written if self._is_private(name, inside)}
+        private = [name for name in region.written if self._is_private(name, inside)]
         layout = lay_out(region, private)
         self.places.update(layout.slabs)
         waits = block_barriers(region, layout)
@@ -436,7 +499,7 @@ class _Graph:
         near = frozenset((set(reads) | set(stores)) - strangers)
         copies = tuple(copies_of(region, number, layout) for number in range(len(parts)))
         scratch = tuple(scratch_use(region, part, layout) for part in parts)
-        block = BlockRegion(split, parts, waits, near, layout, copies, scratch)
+        block = BlockRegion(split, parts, waits, near, layout, copies, scratch, first_warps(region, waits, layout))
         return Task("region", parts[-1].name, stores=stores, reads=reads, num_pieces=split.partials, region=block)
 
     def _is_private(self, name: str, inside: Sequence[_Node]) -> bool:
@@ -477,15 +540,15 @@ class _Graph:
         return levels
 
 
-def _in_order(nodes: list[_Node]) -> list[_Node]:
-    """Nodes after those that they wait for, else as they came."""
-    done: list[_Node] = []
+def _by_level(nodes: list[_Node]) -> dict[_Node, int]:
+    """Nodes with their longest path among them, in its order, else as they came."""
+    levels: dict[_Node, int] = {}
     waiting = list(nodes)
     while waiting:
         node = next(node for node in waiting if not any(other in node.before for other in waiting))
         waiting.remove(node)
-        done.append(node)
-    return done
+        levels[node] = max((levels[before] + 1 for before in node.before if before in levels), default=0)
+    return {node: levels[node] for node in sorted(nodes, key=lambda node: levels[node])}
 
 
 def _check_pieces(tasks: Sequence[Task]) -> None:

@@ -43,6 +43,8 @@ MAX_SPLIT = 32
 MIN_COLUMN_PARTIALS = 1024
 MAX_PIECE_COUNT = 64
 MAX_WARP_COUNT = 256
+WARP_COLUMNS = 4
+"""Neighbouring rows that a warp reduces at the same time."""
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 THIN_CHUNK = 32
 # Costs behind the choice of tiles, microseconds, with 256 threads per block; measured on an H200 inside of steps.
@@ -57,7 +59,8 @@ _TENSOR_PIECE_US = 1.2
 _TENSOR_OUTPUT_US = 1.0e-4
 _TENSOR_FMAS_PER_CYCLE = 500
 _WARPGROUP_FMAS_PER_CYCLE = 1700
-_COPIED_BYTES_PER_CYCLE = 32
+_COPIED_BYTES_PER_CYCLE = 40
+_LOADED_BYTES_PER_CYCLE = 32
 _TF32_FMAS_PER_CYCLE = 900
 _SPLIT_CYCLES = 0.05
 _SPLIT_PIECE_US = 0.8
@@ -78,6 +81,14 @@ _PANEL_BYTES_PER_US = 8.0e4
 _CYCLES_PER_US = 1800
 _LONE_WARP_CYCLES = 40
 _LONE_WARP_FACTOR = 2.0
+_SHUFFLE_CYCLES = 35.0
+_FINISH_CYCLES = 20.0
+_FINISH_INSTRUCTIONS = 6.0
+_MAX_TOGETHER = 8
+_MAX_BATCH = 4
+_MICRO_TILES = ((8, 4), (4, 4), (4, 2), (4, 1), (2, 2), (2, 1), (1, 1))
+_FLAT_MICRO_TILES = ((2, 4), (1, 4), (1, 2))
+_WARP_LANES = tuple((n, k) for n in (1, 2, 4, 8, 16) for k in (1, 2, 4, 8, 16) if n * k <= 32)
 _PANEL_OUTPUT_US = 3.0e-4
 _NEAR_ELEMENTS_PER_US = 4.0e4
 PANEL_PAD = 4
@@ -104,6 +115,8 @@ MAX_STAGES = 4
 MAX_WARPGROUP_BYTES = 200 * 1024
 SHARED_SM_BYTES = 112 * 1024
 """Shared memory of a block up to which two of them share a multiprocessor."""
+MAX_SHARED_TILE = 128 * 64
+"""Outputs of a warpgroup tile with which two blocks share a multiprocessor."""
 MAX_WARPGROUP_STAGES = 6
 GROUPED_ROWS = 8
 """Rows of tiles of a large tensor-core product that are taken together."""
@@ -274,7 +287,7 @@ def multiply_cycles(plan: ProductPlan, threads: int) -> float:
     m, n, k = plan.tile_m, plan.tile_n, plan.tile_k
     if plan.tensor:
         return tensor_tile_cycles(tensor_tile(plan, threads), m, n, plan.tensor)
-    return block_tile_cycles(block_tile(m, n, k, threads), m, n, threads)
+    return block_tile_cycles(block_tile(m, n, k, threads), m, n, k, threads)
 
 
 def near_product_us(operation: Operation, tensor: str, pieces: int, partial: bool, threads: int) -> float:
@@ -439,7 +452,7 @@ def pipeline_stages(plan: ProductPlan, target: Target) -> int:
     step_bytes = 2 * outer * plan.tile_k + plan.skew_bytes * max(outer, 2 * plan.tile_k)
     steps = ceil_div(min(plan.chunk, plan.k), plan.tile_k)
     if plan.path == "warpgroup":
-        most = SHARED_SM_BYTES if plan.tile_m * plan.tile_n <= 128 * 64 else MAX_WARPGROUP_BYTES
+        most = SHARED_SM_BYTES if plan.tile_m * plan.tile_n <= MAX_SHARED_TILE else MAX_WARPGROUP_BYTES
         fit = min(target.shared_bytes_per_block, most) // step_bytes
         return max(3, min(MAX_WARPGROUP_STAGES, fit, 2 + steps))
     fit = min(target.shared_bytes_per_block, MAX_PIPELINE_BYTES) // step_bytes
@@ -537,44 +550,64 @@ def stored_cast_us(num_elements: int, moved_bytes: int, target: Target) -> float
 
 @dataclass(frozen=True)
 class BlockTile:
-    """How the threads of a block share an M x N x K product whose operands lie in shared memory.
+    """How the lanes of a warp share a tile of a product whose operands lie in shared memory.
 
-    Thread ``t`` is lane ``t % lanes_n`` along n, then one of ``groups_m`` along m, then one of
-    ``groups_k`` along the depth, each of which adds up ``depth`` elements in order; the groups' sums
-    are added in order. It has ``micro_m`` neighbouring rows and ``micro_n`` columns ``lanes_n`` apart.
+    It has ``warp_n`` lanes along n and ``lanes_k`` along the depth, which take turns of four of it; the others
+    are along m. A lane has ``micro_m`` x ``micro_n`` neighbouring outputs, whose sums those along the depth
+    add up and deal out among them. All three numbers of lanes are powers of two.
     """
 
-    lanes_n: int
-    groups_m: int
-    groups_k: int
+    warp_n: int
+    lanes_k: int
     micro_m: int
     micro_n: int
-    depth: int
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """As ``tk_block_product`` takes them."""
-        return (self.lanes_n, self.groups_m, self.groups_k, self.micro_m, self.micro_n, self.depth)
+        return (self.warp_n, self.lanes_k, self.micro_m, self.micro_n)
+
+    @property
+    def warp_m(self) -> int:
+        """Lanes along m."""
+        return 32 // (self.warp_n * self.lanes_k)
+
+    @property
+    def rows(self) -> int:
+        """Rows of a tile."""
+        return self.warp_m * self.micro_m
+
+    @property
+    def columns(self) -> int:
+        """Columns of a tile."""
+        return self.warp_n * self.micro_n
+
+    def num_tiles(self, m: int, n: int) -> int:
+        """Tiles of a product."""
+        return ceil_div(m, self.rows) * ceil_div(n, self.columns)
+
+    @property
+    def kept(self) -> int:
+        """Outputs of a tile that a lane finishes."""
+        return max(1, self.micro_m * self.micro_n // self.lanes_k)
 
 
 @lru_cache(maxsize=4096)
 def block_tile(m: int, n: int, k: int, threads: int) -> BlockTile:
-    """The fastest use of a block's threads by a count of cycles."""
+    """The fastest use of a block's warps by a count of cycles."""
     best: tuple[float, BlockTile] | None = None
-    widest = min(32, 1 << max(n - 1, 0).bit_length())
-    for lanes_n in sorted({widest, min(widest, 16), min(widest, 8)}, reverse=True):
-        for micro_m in (1, 2, 4, 8):
-            for micro_n in (1, 2, 4):
-                if (micro_m > 1 and micro_m >= 2 * m) or (micro_n > 1 and micro_n * lanes_n >= 2 * n):
-                    continue
-                groups_m = min(threads // lanes_n, ceil_div(m, micro_m))
-                most = threads // (lanes_n * groups_m)
-                for groups in sorted({1, most, max(1, most // 2), max(1, most // 4)}):
-                    depth = ceil_div(ceil_div(k, min(groups, ceil_div(k, 4))), 4) * 4
-                    tile = BlockTile(lanes_n, groups_m, max(1, ceil_div(k, depth)), micro_m, micro_n, depth)
-                    cost = block_tile_cycles(tile, m, n, threads)
-                    if best is None or cost < best[0]:
-                        best = (cost, tile)
+    for micro_m, micro_n in _MICRO_TILES + (_FLAT_MICRO_TILES if m <= 2 else ()):
+        for warp_n, lanes_k in _WARP_LANES:
+            tile = BlockTile(warp_n, lanes_k, micro_m, micro_n)
+            columns = warp_n * micro_n
+            # Lanes along m that nothing else needs do no harm.
+            if (columns > 1 and columns >= 2 * n) or (micro_m > 1 and tile.rows >= 2 * m):
+                continue
+            if lanes_k > 1 and 2 * lanes_k >= k:
+                continue
+            cost = block_tile_cycles(tile, m, n, k, threads)
+            if best is None or cost < best[0]:
+                best = (cost, tile)
     assert best is not None
     return best[1]
 
@@ -683,30 +716,67 @@ def block_sums_bytes(plan: ProductPlan, threads: int, epilogue_cost: float, targ
         return _tensor_sums_bytes(plan, tensor_tile(plan, threads))
     tile = block_tile(plan.tile_m, plan.tile_n, plan.tile_k, threads)
     outputs = plan.tile_m * plan.tile_n
-    copies = tile.micro_m * tile.micro_n
-    cheap = copies * epilogue_cost <= _MAX_UNROLLED_COST or outputs <= threads // 2
-    return 0 if tile.groups_k == 1 and cheap else 4 * tile.groups_k * outputs
+    cheap = tile.kept <= _MAX_BATCH or tile.kept * epilogue_cost <= _MAX_UNROLLED_COST
+    return 0 if cheap or outputs <= threads // 2 else 4 * outputs
 
 
-def block_tile_cycles(tile: BlockTile, m: int, n: int, threads: int) -> float:
-    """Cycles of a multiprocessor, by steps of four along the depth.
+def block_tile_cycles(tile: BlockTile, m: int, n: int, k: int, threads: int) -> float:
+    """Cycles of a multiprocessor: rounds of tiles, one for each warp, by steps of four along the depth.
 
-    A step takes what the four schedulers need to issue the instructions of all warps, or what shared
-    memory needs (a load of one value by each lane takes a cycle, a broadcast of four to a warp two), or what
-    one warp needs alone, whose loads and dependent sums nothing hides.
+    A step takes what the four schedulers need to issue the instructions of all warps, or what shared memory
+    needs, or what one warp needs alone, whose dependent sums nothing hides. Before the steps comes the latency
+    of the loads, after them the lanes along the depth add up their sums by shuffles, and the results are finished.
     """
-    rounds = ceil_div(m, tile.groups_m * tile.micro_m) * ceil_div(n, tile.lanes_n * tile.micro_n)
-    warps = ceil_div(min(threads, tile.lanes_n * tile.groups_m * tile.groups_k), 32)
-    instructions = 4 * tile.micro_m * tile.micro_n + tile.micro_m + 4 * tile.micro_n + 8
-    shared = warps * (2 * tile.micro_m + 4 * tile.micro_n)
-    step = max(ceil_div(warps, 4) * instructions, shared, _LONE_WARP_CYCLES + _LONE_WARP_FACTOR * instructions)
-    merged = 60 + 2 * tile.groups_k * m * n / 32 if tile.groups_k > 1 else 0
-    return rounds * tile.depth / 4 * step + merged
+    tiles = tile.num_tiles(m, n)
+    warps = min(threads // 32, tiles)
+    busiest, outputs = ceil_div(warps, 4), tile.micro_m * tile.micro_n
+    instructions = 4 * outputs + 2 * tile.micro_m + 3 * tile.micro_n + 6
+    loads = _load_cycles(tile.micro_m, tile.warp_m, tile.warp_n, True)
+    loads += _load_cycles(tile.micro_n, tile.warp_m, tile.warp_n, False)
+    # The loads of two steps are under way together if they are few.
+    latency = _LONE_WARP_CYCLES / (2 if outputs <= _MAX_TOGETHER else 1)
+    step = max(busiest * instructions, warps * loads, latency + _LONE_WARP_FACTOR * instructions)
+    merged, sums, lanes = 0.0, outputs, tile.lanes_k
+    while lanes > 1:
+        sums, lanes = max(1, sums // 2), lanes // 2
+        merged += max(_SHUFFLE_CYCLES, 4 * busiest * sums, warps * sums)
+    finished = max(_FINISH_CYCLES, _FINISH_INSTRUCTIONS * busiest) * tile.kept
+    steps = ceil_div(ceil_div(k, 4), tile.lanes_k)
+    return ceil_div(tiles, threads // 32) * (_LONE_WARP_CYCLES + steps * step + merged + finished)
+
+
+@lru_cache(maxsize=1024)
+def _load_cycles(micro: int, warp_m: int, warp_n: int, of_a: bool) -> float:
+    """Cycles of shared memory for a warp's loads of one operand, four of the depth: the mean of both ways it may lie.
+
+    A lane has ``micro`` neighbouring places; rows are a multiple of 32 banks and four more apart. A load of 16 bytes
+    goes by halves of the warp, or by quarters where neighbouring lanes do not share their addresses; one of 8 bytes
+    by the warp or by halves. Each takes as many cycles as it has different addresses in the same banks.
+    """
+    low = min(warp_n, 2)
+    lanes = []
+    for lane in range(32):
+        m, n = lane // low % warp_m, lane % low + lane // (low * warp_m) % (warp_n // low) * low
+        lanes.append((m if of_a else n, lane // (warp_m * warp_n)))
+    parts = 1 if (warp_n if of_a else warp_m) > 1 else 2
+    half, whole = set(lanes[:16]), set(lanes)
+
+    def cycles(places: set[tuple[int, int]], banks: set[int]) -> float:
+        return max(parts, len(places) / len(banks))
+
+    along = 2 * micro * cycles(half, {(micro * outer + k) % 8 for outer, k in half})
+    if micro >= 4:
+        across = 2 * micro * cycles(half, {(micro // 4 * outer + 4 * k) % 8 for outer, k in half})
+    elif micro == 2:
+        across = 4 * cycles(whole, {(outer + 8 * k) % 16 for outer, k in whole})
+    else:
+        across = 4 * len(whole) / len({(outer + 16 * k) % 32 for outer, k in whole})
+    return (along + across) / 2
 
 
 def tile_groups(plan: ProductPlan, threads: int) -> int:
     """Groups along the depth among which the threads of a float32 tile share each of its steps."""
-    outputs, depth = plan.tile_m * plan.tile_n, min(plan.chunk, plan.k)
+    outputs = plan.tile_m * plan.tile_n
     uses = []
     for groups in (1, 2, 4, 8, 16):
         sums = max(1, outputs * groups // threads)
@@ -714,9 +784,21 @@ def tile_groups(plan: ProductPlan, threads: int) -> int:
         micro_m = sums // micro_n
         if groups > 1 and (sums > _MAX_TILE_SUMS or plan.tile_m % micro_m or 4 * groups > plan.tile_k):
             continue
-        own = ceil_div(ceil_div(depth, groups), 4) * 4
-        uses.append(BlockTile(plan.tile_n // micro_n, plan.tile_m // micro_m, groups, micro_m, micro_n, own))
-    return min(uses, key=lambda use: block_tile_cycles(use, plan.tile_m, plan.tile_n, threads)).groups_k
+        uses.append((_tile_groups_cycles(plan, groups, micro_m, micro_n, threads), groups))
+    return min(uses)[1]
+
+
+def _tile_groups_cycles(plan: ProductPlan, groups: int, micro_m: int, micro_n: int, threads: int) -> float:
+    """Cycles of a float32 tile, by steps of four along the depth, of which each group of threads has its own."""
+    lanes_n, lanes_m = plan.tile_n // micro_n, plan.tile_m // micro_m
+    depth = ceil_div(ceil_div(min(plan.chunk, plan.k), groups), 4) * 4
+    rounds = ceil_div(plan.tile_m, lanes_m * micro_m) * ceil_div(plan.tile_n, lanes_n * micro_n)
+    warps = ceil_div(min(threads, lanes_n * lanes_m * groups), 32)
+    instructions = 4 * micro_m * micro_n + micro_m + 4 * micro_n + 8
+    shared = warps * (2 * micro_m + 4 * micro_n)
+    step = max(ceil_div(warps, 4) * instructions, shared, _LONE_WARP_CYCLES + _LONE_WARP_FACTOR * instructions)
+    merged = 60 + 2 * groups * plan.tile_m * plan.tile_n / 32 if groups > 1 else 0
+    return rounds * depth / 4 * step + merged
 
 
 def _tile_cost_us(plan: ProductPlan, target: Target) -> float:
@@ -760,7 +842,7 @@ def _split_step_cycles(plan: ProductPlan) -> float:
     products = 3 if plan.tensor == "tf32x3" else 1
     elements = plan.tile_k * (plan.tile_m + plan.tile_n)
     multiply = products * plan.tile_k * plan.tile_m * plan.tile_n / _TF32_FMAS_PER_CYCLE
-    return 4 * elements / _COPIED_BYTES_PER_CYCLE + elements * _SPLIT_CYCLES + multiply
+    return 4 * elements / _LOADED_BYTES_PER_CYCLE + elements * _SPLIT_CYCLES + multiply
 
 
 @dataclass(frozen=True)
@@ -772,6 +854,7 @@ class ReductionPlan:
     path : str
         ``"thread"``: one thread per row; ``"warp"``: one warp per row; ``"block"``: one block per
         row; ``"columns"``: a block takes some neighbouring rows and splits their elements;
+        ``"warp_columns"``: a warp does, in a block region;
         ``"scatter"``: a block takes neighbouring rows and only the elements which an index sends there.
     rows, count : int
         Number of results, and elements reduced into each.
@@ -846,6 +929,12 @@ def plan_reduction(operation: Operation, target: Target, options: Options) -> Re
 
 def _path_of_piece(rows: int, count: int, by_columns: bool, options: Options) -> str:
     """How a block reduces the rows of a piece, whose operands are near."""
+    if (
+        by_columns
+        and MAX_THREAD_COUNT < count <= MAX_WARP_COUNT
+        and 8 <= rows <= 2 * WARP_COLUMNS * options.threads // 32
+    ):
+        return "warp_columns"
     if count <= MAX_THREAD_COUNT or (by_columns and count <= MAX_PIECE_COUNT and rows >= options.columns):
         return "thread" if rows >= 8 else "warp"
     if by_columns and rows >= 8:
@@ -855,7 +944,9 @@ def _path_of_piece(rows: int, count: int, by_columns: bool, options: Options) ->
 
 def _rows_together(path: str, options: Options) -> int:
     """Rows that a block reduces at the same time."""
-    return {"thread": options.threads, "warp": options.threads // 32, "columns": options.columns, "block": 1}[path]
+    warps = options.threads // 32
+    together = {"thread": options.threads, "warp": warps, "warp_columns": WARP_COLUMNS * warps, "block": 1}
+    return options.columns if path == "columns" else together[path]
 
 
 def reduced_count(operation: Operation) -> int:

@@ -125,11 +125,18 @@ class SharedLayout:
     Attributes
     ----------
     slabs : mapping of buffer name to SharedPlace
+        Values that only the region's parts read, and the carries of a loop that stay near from step to step,
+        each under the name of the step's input and of its output.
     staged : mapping of Staged to byte offset
+        Copies that are fetched for each piece.
     end_bytes : int
     rounded : mapping of Rounded to byte offset
     sums : mapping of buffer name to SharedPlace
         Where a block's partial result stays until its last piece, element by element in the thread that adds to it.
+    kept : mapping of Staged to byte offset
+        Copies that are fetched once, before a loop's first step: of what no step changes, and of carries.
+    returned : frozenset of Staged
+        Those of carries, which are written to their arrays after the last step.
     """
 
     slabs: Mapping[str, SharedPlace]
@@ -137,10 +144,17 @@ class SharedLayout:
     end_bytes: int
     rounded: Mapping[Rounded, int] = field(default_factory=dict)
     sums: Mapping[str, SharedPlace] = field(default_factory=dict)
+    kept: Mapping[Staged, int] = field(default_factory=dict)
+    returned: frozenset[Staged] = frozenset()
+
+    @property
+    def copies(self) -> Mapping[Staged, int]:
+        """All staged copies, however often they are fetched."""
+        return {**self.staged, **self.kept}
 
     def at(self, copy: Staged | Rounded) -> int:
         """The byte offset of a copy."""
-        return self.staged[copy] if isinstance(copy, Staged) else self.rounded[copy]
+        return self.copies[copy] if isinstance(copy, Staged) else self.rounded[copy]
 
 
 @dataclass(frozen=True)
@@ -258,6 +272,8 @@ class BlockRegion:
         The copies that each part reads.
     scratch : tuple of str or None
         How each part uses scratch: ``"write"``, or ``"read"`` if it waits by itself before it writes there.
+    first_warps : tuple of int
+        The warp with which each part begins: parts that need few warps have different ones until a barrier.
     """
 
     split: Split
@@ -267,6 +283,7 @@ class BlockRegion:
     shared: SharedLayout
     copies: tuple[tuple[Staged | Rounded, ...], ...]
     scratch: tuple[str | None, ...]
+    first_warps: tuple[int, ...]
 
     @property
     def partial(self) -> str:
@@ -277,6 +294,11 @@ class BlockRegion:
     def adds(self) -> str | None:
         """The C condition under which a partial result is added to what the block's pieces before left there."""
         return f"piece % {self.split.slices} != 0" if self.split.slices > 1 else None
+
+    def warp(self, part: Task, threads: int) -> str:
+        """The C expression of a warp's number in a part."""
+        first, warps = self.first_warps[self.parts.index(part)], threads // 32
+        return f"(threadIdx.x / 32 + {warps - first}) % {warps}" if first else "threadIdx.x / 32"
 
     @property
     def ends(self) -> str:
@@ -307,6 +329,13 @@ class LoopSchedule:
     def name(self) -> str:
         """The first output's buffer: two loops may have one ``Loop.name``, never one buffer."""
         return self.loop.outputs[0].buffer
+
+    @property
+    def keeper(self) -> BlockRegion | None:
+        """The region that is a whole step and keeps values near from step to step, if there is one."""
+        tasks = [task for stage in self.schedule.stages for task in stage.tasks]
+        region = tasks[0].region if len(tasks) == 1 else None
+        return region if region is not None and region.shared.kept else None
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,16 @@ the first part, and scratch. Where a block computes several pieces, two more sta
 weights that it rounds to 16 bits once (*rounded*), and its partial results (*sums*). Slabs come first, then
 rounded weights, copies and sums, as far as there is room; what does not fit is read and written in device
 memory by the same code.
+
+Where one piece is a whole step of a loop, values stay near from step to step (*kept*): carries that
+the step updates in place are slabs, fetched before the first step and written to their arrays after
+the last; copies of what no step changes are fetched once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from trainkernel.access import cast_source
@@ -25,9 +29,12 @@ from trainkernel.products import (
     SIXTEEN_BIT_FORMATS,
     SIXTEEN_BIT_PAD,
     TENSOR_DEPTHS,
+    WARP_COLUMNS,
     ProductPlan,
     ReductionPlan,
     block_sums_bytes,
+    block_tile,
+    ceil_div,
     filled_bytes,
     panel_depth,
     stream_bytes,
@@ -49,24 +56,34 @@ _MAX_TILE_SCRATCH_BYTES = 96 * 1024
 
 @dataclass(frozen=True)
 class Interval:
-    """Bytes of shared memory, and the parts during which they are in use."""
+    """Bytes of shared memory, and the parts, or the levels of parts, during which they are in use."""
 
     start: int
     end: int
-    first_part: int
-    last_part: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class LoopState:
+    """What the steps of a loop share: inputs that no step changes, and carries updated in place, new name to old."""
+
+    constants: frozenset[str] = frozenset()
+    carries: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class RegionParts:
     """The parts of a region in order, and what is known of the buffers around them.
 
-    ``aligned[i]`` are the buffers of which part ``i`` reads the piece's own rows alone, ``scalars``
-    the inputs that are passed by value, ``inlined`` the operations that their readers evaluate, ``threads`` those
-    of a block of the ``target``.
+    Parts of one of the ``levels``, which go up, do not wait for each other; ``aligned[i]`` are the buffers of
+    which part ``i`` reads the piece's own rows alone, ``scalars`` the inputs that are passed by value, ``inlined``
+    the operations that their readers evaluate, ``threads`` those of a block of the ``target``; ``state`` is empty
+    unless the region is a whole step of a loop.
     """
 
     parts: Sequence[Task]
+    levels: Sequence[int]
     aligned: Sequence[frozenset[str]]
     split: Split
     declared: Mapping[str, TensorSpec]
@@ -75,6 +92,7 @@ class RegionParts:
     inlined: Mapping[str, Operation]
     threads: int
     target: Target
+    state: LoopState
 
     @cached_property
     def written(self) -> Mapping[str, int]:
@@ -85,14 +103,17 @@ class RegionParts:
         """Whether a buffer is stored by others, in device memory."""
         return name not in self.written and name in self.places and name not in self.scalars
 
-    def slab(self, name: str) -> SharedPlace:
-        """The rows of one piece at byte 0, padded where tensor cores read eight of them at once."""
-        spec = self.declared[name]
+    def slab(self, name: str, other: str | None = None) -> SharedPlace:
+        """The rows of one piece at byte 0, padded where a product reads several of them at once.
+
+        The same place may be read under an ``other`` name.
+        """
+        spec, names = self.declared[name], (name, other)
         own = spec.num_elements // self.split.pieces
         row = spec.shape[-1] if spec.ndim else 1
-        views = [(part, view) for part in self.parts for view in _product_operands(part) if view.buffer == name]
+        views = [(part, view) for part in self.parts for view in _product_operands(part) if view.buffer in names]
         padded = row % _BANKS_APART == 0 and own % row == 0 and all(keeps_rows(*each, row) for each in views)
-        if padded and any(isinstance(part.plan, ProductPlan) and part.plan.tensor for part, _ in views):
+        if padded and views:
             return SharedPlace(0, own, row, SIXTEEN_BIT_PAD if spec.dtype in SIXTEEN_BIT_FORMATS else PANEL_PAD)
         return SharedPlace(0, own)
 
@@ -159,21 +180,37 @@ def keeps_rows(part: Task, view: TensorSpec, row: int) -> bool:
 def lay_out(region: RegionParts, private: Iterable[str]) -> SharedLayout:
     """Place slabs, copies and sums; ``private`` are the buffers that nobody else reads.
 
+    Where it costs nothing its place near, a value takes another's place only at a later level, so that no barrier
+    stands between the parts of one.
+    """
+    private = sorted(private, key=lambda name: (region.written[name], name))
+    tight = _settled(region, private, range(len(region.parts)))
+    apart = _settled(region, private, region.levels)
+    return apart if _all_near(apart) == _all_near(tight) else tight
+
+
+def _all_near(layout: SharedLayout) -> tuple[Set[object], ...]:
+    """What has a place near."""
+    return layout.slabs.keys(), layout.copies.keys(), layout.rounded.keys(), layout.sums.keys()
+
+
+def _settled(region: RegionParts, private: Sequence[str], times: Sequence[int]) -> SharedLayout:
+    """The layout in which a place is free again at the next of the parts' times.
+
     Operands that lie near need no scratch, which leaves room for more of them: so all are taken to lie there
     until some find no place.
     """
-    private = sorted(private, key=lambda name: (region.written[name], name))
     rounded = dict.fromkeys((matrix for part in region.parts for matrix in region.rounded(part)), 0)
     near = SharedLayout({name: region.slab(name) for name in private}, {}, 0, rounded)
     while True:
-        layout = _laid_out(region, private, near)
+        layout = _laid_out(region, private, near, times)
         if near.slabs.keys() <= layout.slabs.keys() and near.rounded.keys() == layout.rounded.keys():
             return layout
         slabs = {name: slab for name, slab in near.slabs.items() if name in layout.slabs}
         near = SharedLayout(slabs, {}, 0, layout.rounded)
 
 
-def _laid_out(region: RegionParts, private: Sequence[str], near: SharedLayout) -> SharedLayout:
+def _laid_out(region: RegionParts, private: Sequence[str], near: SharedLayout, times: Sequence[int]) -> SharedLayout:
     """The layout beside the scratch that parts need if what is ``near`` lies in shared memory."""
     parts, split = region.parts, region.split
     scratch_bytes = max((_scratch_bytes(region, part, near) for part in parts), default=0)
@@ -192,9 +229,17 @@ def _laid_out(region: RegionParts, private: Sequence[str], near: SharedLayout) -
         first = region.written[name]
         last = max((number for number, part in enumerate(parts) if name in part.reads), default=first)
         slab = region.slab(name)
-        start = placed(region.bytes_of(name, slab), first, last)
+        start = placed(region.bytes_of(name, slab), times[first], times[last])
         if start is not None:
             slabs[name] = replace(slab, offset_bytes=start)
+    kept: dict[Staged, int] = {}
+    for new, old in sorted(region.state.carries.items(), key=lambda pair: region.declared[pair[0]].num_elements):
+        slab = region.slab(old, new)
+        start = placed(region.bytes_of(old, slab), 0, len(parts))
+        if start is not None:
+            slabs[old] = slabs[new] = replace(slab, offset_bytes=start)
+            kept[_whole(old, region.declared[old].dtype, slab)] = start
+    returned = frozenset(kept)
     rounded: dict[Rounded, int] = {}
     for matrix in sorted(near.rounded, key=lambda matrix: matrix.size_bytes):
         start = placed(matrix.size_bytes, 0, len(parts))
@@ -203,20 +248,34 @@ def _laid_out(region: RegionParts, private: Sequence[str], near: SharedLayout) -
     wanted: dict[Staged, int] = {}
     for number in range(len(parts)):
         for copy in region.wishes(number, near.rounded.keys()):
-            # What is the same for every piece stays for the next one.
-            wanted[copy] = len(parts) if split.pieces > 1 and not copy.piece_stride else number
+            # What is the same for every piece, or every step, stays for the next one.
+            stays = copy.buffer in region.state.constants or (split.pieces > 1 and not copy.piece_stride)
+            if copy.buffer not in slabs:
+                wanted[copy] = len(parts) if stays else times[number]
     staged: dict[Staged, int] = {}
     for copy, last in sorted(wanted.items(), key=lambda pair: pair[0].size_bytes):
         start = placed(copy.size_bytes, 0, last)
         if start is not None:
-            staged[copy] = start
+            (kept if copy.buffer in region.state.constants else staged)[copy] = start
     sums: dict[str, SharedPlace] = {}
     for name, place in sorted(region.sums(), key=lambda pair: pair[1].size):
         start = placed(region.bytes_of(name, place), 0, len(parts))
         if start is not None:
             sums[name] = replace(place, offset_bytes=start)
     end = max((interval.end for interval in taken), default=0)
-    return SharedLayout(slabs, staged, end, rounded, sums)
+    return SharedLayout(slabs, staged, end, rounded, sums, kept, returned)
+
+
+def _whole(buffer: str, dtype: str, slab: SharedPlace) -> Staged:
+    """The copy of a whole buffer that fills a slab."""
+    columns = slab.row if slab.padding else slab.own_elements
+    return Staged(buffer, 0, slab.own_elements // columns, columns, columns, 0, dtype, slab.padding)
+
+
+def may_stay_near(old: TensorSpec, new: TensorSpec) -> bool:
+    """Whether a carry, in place from one step to the next, is of a kind that is kept near."""
+    dense = old.is_dense and new.is_dense and not old.offset and not new.offset
+    return dense and old.dtype == new.dtype and old.dtype in _STAGED_DTYPES and 0 < old.num_elements == new.num_elements
 
 
 def epilogue_cost(part: Task) -> float:
@@ -311,9 +370,9 @@ def _round_up(size: int) -> int:
 
 
 def _place(taken: Sequence[Interval], size: int, first: int, last: int, limit: int) -> Interval | None:
-    """The lowest free place of ``size`` bytes during some parts, or None."""
+    """The lowest free place of ``size`` bytes from a part or level to another, or None."""
     size, start = _round_up(max(size, 1)), 0
-    busy = sorted((i.start, i.end) for i in taken if i.first_part <= last and first <= i.last_part)
+    busy = sorted((i.start, i.end) for i in taken if i.first <= last and first <= i.last)
     for begin, end in busy:
         if begin - start >= size:
             break
@@ -438,6 +497,35 @@ def block_barriers(region: RegionParts, layout: SharedLayout) -> tuple[bool, ...
     return (*waits, region.split.pieces > 1 and _near(pending).conflicts(_near(head)))
 
 
+def first_warps(region: RegionParts, waits: Sequence[bool], layout: SharedLayout) -> tuple[int, ...]:
+    """The warp with which each part begins: those between two barriers that need few warps stand side by side."""
+    warps, first, found = region.threads // 32, 0, []
+    for part, wait in zip(region.parts, waits, strict=False):
+        busy = _busy_warps(region, part, layout)
+        first = 0 if wait else first
+        found.append(first if busy < warps else 0)
+        first = (first + busy) % warps
+    return tuple(found)
+
+
+def _busy_warps(region: RegionParts, part: Task, layout: SharedLayout) -> int:
+    """Warps that have work in a part; all of them where that is not told by the plan alone."""
+    plan, warps = part.plan, region.threads // 32
+    if isinstance(plan, ReductionPlan) and part.root is not None:
+        rows = plan.rows if part.root.op == "reduce_partials" else plan.rows // region.split.pieces
+        per_warp = {"thread": 32, "warp": 1, "warp_columns": WARP_COLUMNS}.get(plan.path)
+        return min(warps, ceil_div(rows, per_warp)) if per_warp else warps
+    if (
+        isinstance(plan, ProductPlan)
+        and plan.path == "block"
+        and not plan.tensor
+        and not _scratch_bytes(region, part, layout)
+    ):
+        tile = block_tile(plan.tile_m, plan.tile_n, plan.tile_k, region.threads)
+        return min(warps, tile.num_tiles(plan.tile_m, plan.tile_n))
+    return warps
+
+
 def _bytes_of_copies(copies: Iterable[Staged | Rounded], layout: SharedLayout) -> frozenset[tuple[str, int, int]]:
     return frozenset(("shared", layout.at(copy), layout.at(copy) + copy.size_bytes) for copy in copies)
 
@@ -467,7 +555,7 @@ def _touches(region: RegionParts, number: int, layout: SharedLayout) -> _Touches
 
 def copies_of(region: RegionParts, number: int, layout: SharedLayout) -> tuple[Staged | Rounded, ...]:
     """The copies that a part reads."""
-    staged = [copy for copy in region.wishes(number, layout.rounded.keys()) if copy in layout.staged]
+    staged = [copy for copy in region.wishes(number, layout.rounded.keys()) if copy in layout.copies]
     return *staged, *(matrix for matrix in region.rounded(region.parts[number]) if matrix in layout.rounded)
 
 

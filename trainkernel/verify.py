@@ -9,10 +9,11 @@ the grid's, or, between tasks that touch the rows of their own piece, the block'
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trainkernel.errors import VerificationError
-from trainkernel.memory import ByteRange, Frame, MemoryPlan, Scope, byte_range, copied_range
+from trainkernel.memory import ByteRange, Frame, MemoryPlan, Scope, byte_range, copied_range, home_range
 from trainkernel.schedule import BlockRegion, Rounded, Schedule, Staged, Task
 
 
@@ -30,6 +31,9 @@ class _Walk:
         # By scope, then by memory space, then by what was touched and how: who was the last.
         self._since: dict[str, dict[str, dict[tuple[ByteRange, bool], str]]] = {"grid": {}, "block": {}}
         self._written: dict[str, set[ByteRange]] = {}
+        # What a loop keeps near: copies and carries; the arrays of both.
+        self._kept: list[tuple[ByteRange, frozenset[str]]] = []
+        self._homes: list[tuple[ByteRange, bool]] = []
 
     def barrier(self, scope: Scope) -> None:
         """A grid barrier is a block barrier too."""
@@ -48,29 +52,72 @@ class _Walk:
             writes.append(copied_range(task.copy, frame, None))
         self._all(task, reads, writes)
 
+    def enter(self, task: Task, region: BlockRegion, inner: Frame) -> None:
+        """Before a loop's first step: what stays near is fetched, and a block barrier follows."""
+        homes = {copy: home_range(copy, region, inner) for copy in region.shared.kept}
+        self._since["block"].pop("shared", None)
+        self._all(
+            task,
+            [(copy.buffer, home) for copy, home in homes.items()],
+            [_copy_range(region, copy) for copy in region.shared.kept],
+        )
+        self.barrier("block")
+        places = inner.schedule.places
+        for copy, home in homes.items():
+            carried = copy in region.shared.returned
+            self._check_home(task, home, carried)
+            names = [name for name, place in places.items() if carried and place == places[copy.buffer]]
+            self._kept.append((_copy_range(region, copy), frozenset(names)))
+            self._homes.append((home, carried))
+
+    def leave(self, task: Task, region: BlockRegion, inner: Frame) -> None:
+        """After the last step the carries that stayed near are written to their arrays."""
+        self._kept, self._homes = [], []
+        returned = region.shared.returned
+        reads = [(copy.buffer, _copy_range(region, copy)) for copy in returned]
+        self._all(task, reads, [home_range(copy, region, inner) for copy in returned])
+
+    def _check_kept(self, task: Task, name: str | None, place: ByteRange | None) -> None:
+        """Nobody writes to what stays near but under a carry's name."""
+        for kept, names in self._kept:
+            if place is not None and place.overlaps(kept) and name not in names:
+                raise VerificationError(f"task {task.name!r} writes {place}, where a loop keeps {kept}")
+
+    def _check_home(self, task: Task, place: ByteRange, write: bool) -> None:
+        """Nobody touches the array of a carry that stays near, nor writes to that of another copy."""
+        for home, carried in self._homes:
+            if place.overlaps(home) and (write or carried):
+                raise VerificationError(f"task {task.name!r} touches {place}, which a loop keeps near")
+
     def _region(self, task: Task, region: BlockRegion, frame: Frame) -> None:
         """The parts of a piece; then, as far as shared memory goes, those of the piece after it."""
         for second in range(2 if region.split.pieces > 1 else 1):
             near_only = second > 0
             if not near_only:
-                self._since["block"].pop("shared", None)
+                self._free_shared()
             # What is the same for every piece is fetched once.
             fetched: list[Staged | Rounded] = [
                 copy for copy in region.shared.staged if copy.piece_stride or not near_only
             ]
             fetched += [] if near_only else list(region.shared.rounded)
             self._all(task, [], [_copy_range(region, copy) for copy in fetched])
+            for copy in fetched:
+                self._check_kept(task, None, _copy_range(region, copy))
             for number, part in enumerate(region.parts):
                 if region.waits[number]:
                     self.barrier("block")
                 reads = [(name, self._in_rows(name, region, frame)) for name in part.reads]
                 reads += [(copy.buffer, _copy_range(region, copy)) for copy in region.copies[number]]
                 writes = [self._in_rows(name, region, frame) for name in part.stores]
+                for name, place in zip(part.stores, writes, strict=True):
+                    self._check_kept(part, name, place)
                 scratch = ByteRange("shared", region.shared.end_bytes, region.shared.end_bytes + 1)
                 if region.scratch[number] == "write":
                     writes.append(scratch)
+                    self._check_kept(part, None, scratch)
                 if part.copy is not None:
                     writes.append(copied_range(part.copy, frame, region))
+                    self._check_kept(part, None, writes[-1])
                 if near_only:
                     reads = [(name, place) for name, place in reads if place is not None and place.space == "shared"]
                     writes = [place for place in writes if place is not None and place.space == "shared"]
@@ -80,20 +127,30 @@ class _Walk:
             if region.waits[-1]:
                 self.barrier("block")
 
+    def _free_shared(self) -> None:
+        """A region's shared memory is free when it starts, but for what a loop keeps there."""
+        near = self._since["block"].get("shared", {})
+        for touched in [each for each in near if not any(each[0].overlaps(kept) for kept, _ in self._kept)]:
+            del near[touched]
+
     @staticmethod
     def _in_rows(name: str, region: BlockRegion, frame: Frame) -> ByteRange | None:
         place = byte_range(frame.storage(name))
         return replace(place, split=region.split) if place is not None and name in region.aligned else place
 
-    def _all(self, task: Task, reads: list[tuple[str, ByteRange | None]], writes: list[ByteRange | None]) -> None:
+    def _all(
+        self, task: Task, reads: Sequence[tuple[str, ByteRange | None]], writes: Sequence[ByteRange | None]
+    ) -> None:
         own: list[_Touch] = []
         for name, place in reads:
             if place is not None:
                 own.append(_Touch(task.name, place, False))
+                self._check_home(task, place, False)
                 self._check_written(task, name, place)
         for place in writes:
             assert place is not None
             own.append(_Touch(task.name, place, True))
+            self._check_home(task, place, True)
             self._written.setdefault(place.space, set()).add(place)
         for scope, since in self._since.items():
             for mine in own:
@@ -151,7 +208,11 @@ def _walk(frame: Frame, walk: _Walk) -> None:
             if task.loop is None:
                 walk.touch(task, frame)
                 continue
-            inner = frame.inside(task.loop)
+            inner, keeper = frame.inside(task.loop), task.loop.keeper
+            if keeper is not None:
+                walk.enter(task, keeper, inner)
             for _ in range(2):
                 _walk(inner, walk)
                 walk.barrier(inner.plan.back_edge)
+            if keeper is not None:
+                walk.leave(task, keeper, inner)

@@ -308,18 +308,22 @@ __device__ __forceinline__ typename Op::Value tk_reduce_lane(tk_index first, tk_
   return total;
 }
 
-template <class Op>
+// Merges the values of the lanes l with the same l % ROWS.
+template <class Op, int ROWS = 1>
 __device__ __forceinline__ typename Op::Value tk_merge_warp(typename Op::Value value) {
 #pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2)
+  for (int distance = 16; distance >= ROWS; distance /= 2)
     value = Op::merge(value, __shfl_xor_sync(0xffffffffu, value, distance));
   return value;
 }
 
-// One warp per row; every lane gets the result.
-template <class Op, tk_index COUNT, bool EXACT, class Load>
-__device__ __forceinline__ typename Op::Value tk_reduce_warp(tk_index begin, tk_index end, Load load) {
-  return tk_merge_warp<Op>(tk_reduce_lane<Op, 32, COUNT, EXACT>(begin + threadIdx.x % 32, end, load));
+// ROWS neighbouring rows per warp, one for its lanes l with the same l % ROWS; every lane gets its row's result. Every
+// warp takes part in the shuffles: the compiler does not know that all lanes of one are inside or none.
+template <class Op, int ROWS, tk_index COUNT, bool EXACT, class Load>
+__device__ __forceinline__ typename Op::Value tk_reduce_warp(bool inside, tk_index begin, tk_index end, Load load) {
+  typename Op::Value value = Op::identity();
+  if (inside) value = tk_reduce_lane<Op, 32 / ROWS, COUNT, EXACT>(begin + threadIdx.x % 32 / ROWS, end, load);
+  return tk_merge_warp<Op, ROWS>(value);
 }
 
 // One block per row; thread 0 gets the result, with EVERYONE all threads do.
@@ -369,32 +373,40 @@ __device__ __forceinline__ typename Op::Value tk_combine(Load load) {
 // A float32 product of operands near the block: out[m, n] = sum over k of a[m, k] b[k, n] for M x N x K in
 // shared memory (or, where that is full, read in place).
 //
-// Thread t is lane t % LANES_N along n, then one of GROUPS_M along m, then one of GROUPS_K along the
-// depth. A group adds up DEPTH steps of k in order by fused multiply-add, the groups' sums are added in
-// order: the order is fixed by the sizes alone. A thread owns MICRO_M neighbouring rows and MICRO_N
-// columns LANES_N apart, so that a warp reads b without bank conflicts and a at one place. Element
-// (outer, k) of an operand is at outer * STRIDE + k along the depth, else at k * STRIDE + outer. STEP 4
-// takes four steps of k at once, by 16-byte reads along either dim; it asks for aligned rows and a K that 4 divides.
+// A warp has WARP_M x WARP_N x LANES_K lanes and one tile of the product at a time; lane (m, n, k) has MICRO_M
+// neighbouring rows and MICRO_N neighbouring columns of it, and every LANES_K-th STEP of the depth, which it adds up
+// in order by fused multiply-add. The lanes along the depth then add up their sums by halves: the order is fixed by
+// the sizes alone. Neighbouring lanes are two along n, then those along m: a 16-byte load takes two cycles of shared
+// memory where lane i shares its address with lane i ^ 1 or with lane i ^ 2, else four. Element (outer, k) of an
+// operand is at outer * STRIDE + k along the depth, else at k * STRIDE + outer. STEP 4 takes four steps of k at once,
+// by reads of up to 16 bytes along either dim; it asks for aligned rows and a K that 4 divides.
 
-template <int OUTER, int STRIDE, bool ALONG_K, int STEP, int COUNT, int SPREAD>
+template <int OUTER, int STRIDE, bool ALONG_K, int STEP, int COUNT, bool EXACT>
 __device__ __forceinline__ void tk_block_read(float (&values)[STEP][COUNT], const float* from, int first, int k) {
-  constexpr bool EXACT = OUTER % (COUNT * SPREAD) == 0;
-  if constexpr (STEP == 4 && !ALONG_K && SPREAD == 1 && COUNT % 4 == 0 && STRIDE % 4 == 0 && EXACT) {
+  if constexpr (STEP == 4 && !ALONG_K && COUNT % 2 == 0 && STRIDE % (COUNT < 4 ? 2 : 4) == 0 && EXACT) {
 #pragma unroll
-    for (int u = 0; u < STEP; ++u)
+    for (int u = 0; u < STEP; ++u) {
+      const float* row = from + (k + u) * STRIDE + first;
+      if constexpr (COUNT == 2) {
+        const float2 two = *(const float2*)row;
+        values[u][0] = two.x;
+        values[u][1] = two.y;
+      } else {
 #pragma unroll
-      for (int i = 0; i < COUNT; i += 4) {
-        const float4 four = *(const float4*)(from + (k + u) * STRIDE + first + i);
-        values[u][i] = four.x;
-        values[u][i + 1] = four.y;
-        values[u][i + 2] = four.z;
-        values[u][i + 3] = four.w;
+        for (int i = 0; i < COUNT; i += 4) {
+          const float4 four = *(const float4*)(row + i);
+          values[u][i] = four.x;
+          values[u][i + 1] = four.y;
+          values[u][i + 2] = four.z;
+          values[u][i + 3] = four.w;
+        }
       }
+    }
   } else {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
       // Beyond the end: any value, which nobody keeps.
-      const int outer = EXACT ? first + i * SPREAD : tk_min(first + i * SPREAD, OUTER - 1);
+      const int outer = EXACT ? first + i : tk_min(first + i, OUTER - 1);
       if constexpr (ALONG_K && STEP == 4) {
         const float4 four = *(const float4*)(from + outer * STRIDE + k);
         values[0][i] = four.x;
@@ -440,57 +452,90 @@ __device__ __forceinline__ void tk_block_finish(const float* sums, int rows, int
   }
 }
 
-// The product and its epilogue. With DIRECT and one group along the depth the epilogue works on registers, else by
-// way of `sums` (GROUPS_K * M * N floats), so that all threads share it.
-template <int M, int N, int K, int THREADS, int LANES_N, int GROUPS_M, int GROUPS_K, int MICRO_M, int MICRO_N, int DEPTH, int STEP,
-          int STRIDE_A, bool A_ALONG_K, int STRIDE_B, bool B_ALONG_K, bool DIRECT, int BATCH, bool WHOLE, class Results, class Compute, class Write>
-__device__ __forceinline__ void tk_block_product(const float* a, const float* b, float* sums, int rows, int columns,
+// Adds up the sums of lanes SPREAD apart: each HALF of them keeps half of the COUNT sums, as long as there are two.
+// Returns the number of the first sum that the lane keeps. Sizes that the compiler knows keep the sums in registers.
+template <int COUNT, int HALF, int SPREAD, int SUMS>
+__device__ __forceinline__ int tk_block_merge(float (&total)[SUMS], int lane_k) {
+  if constexpr (HALF == 0) {
+    return 0;
+  } else {
+    constexpr int KEPT = COUNT > 1 ? COUNT / 2 : 1, OTHER = COUNT > 1 ? KEPT : 0;
+    const bool upper = (lane_k & HALF) != 0;
+#pragma unroll
+    for (int i = 0; i < KEPT; ++i) {
+      const float own = upper ? total[i + OTHER] : total[i], given = upper ? total[i] : total[i + OTHER];
+      total[i] = __fadd_rn(own, __shfl_xor_sync(0xffffffffu, given, HALF * SPREAD));
+    }
+    return (upper ? OTHER : 0) + tk_block_merge<KEPT, HALF / 2, SPREAD>(total, lane_k);
+  }
+}
+
+// The product and its epilogue, which works on registers with DIRECT, BATCH results of a lane at a time; else by way of
+// `sums` (M * N floats), so that all threads share it. Warp number `warp` takes every (THREADS / 32)-th tile from
+// that one on.
+template <int M, int N, int K, int THREADS, int WARP_N, int LANES_K, int MICRO_M, int MICRO_N, int STEP, int STRIDE_A, bool A_ALONG_K,
+          int STRIDE_B, bool B_ALONG_K, bool DIRECT, int BATCH, bool WHOLE, class Results, class Compute, class Write>
+__device__ __forceinline__ void tk_block_product(const float* a, const float* b, float* sums, int warp, int rows, int columns,
                                                  Compute compute, Write write) {
-  static_assert(LANES_N * GROUPS_M * GROUPS_K <= THREADS && (GROUPS_K - 1) * DEPTH < K && GROUPS_K * DEPTH >= K, "threads");
-  static_assert(STEP == 1 || (K % STEP == 0 && DEPTH % STEP == 0), "whole steps");
-  const int lane = (int)threadIdx.x % LANES_N, group_m = (int)threadIdx.x / LANES_N % GROUPS_M;
-  const int group_k = (int)threadIdx.x / (LANES_N * GROUPS_M);
-  constexpr bool STORE = DIRECT && GROUPS_K == 1, EXACT = M % MICRO_M == 0 && N % (LANES_N * MICRO_N) == 0;
-  if (group_k < GROUPS_K) {
-    const int k_begin = group_k * DEPTH, k_end = tk_min(k_begin + DEPTH, K);
+  static_assert(K % STEP == 0, "whole steps");
+  constexpr int WARP_M = 32 / (WARP_N * LANES_K), LOW_N = WARP_N > 1 ? 2 : 1, SUMS = MICRO_M * MICRO_N;
+  constexpr int TILE_M = WARP_M * MICRO_M, TILE_N = WARP_N * MICRO_N;
+  constexpr int TILES_N = (N + TILE_N - 1) / TILE_N, TILES = (M + TILE_M - 1) / TILE_M * TILES_N;
+  constexpr bool EXACT_M = M % TILE_M == 0, EXACT_N = N % TILE_N == 0, EXACT_K = K % (LANES_K * STEP) == 0;
+  constexpr int STEPS = (K + LANES_K * STEP - 1) / (LANES_K * STEP), TOGETHER = SUMS * STEP <= 32 ? 2 : 1;
+  const int lane = (int)threadIdx.x % 32, lane_k = lane / (WARP_M * WARP_N);
+  const int lane_m = lane / LOW_N % WARP_M, lane_n = lane % LOW_N + lane / (LOW_N * WARP_M) % (WARP_N / LOW_N) * LOW_N;
+  // Every warp takes part in the shuffles: the compiler does not know that a warp's lanes have the same tile.
 #pragma unroll 1
-    for (int m = group_m * MICRO_M; m < M; m += GROUPS_M * MICRO_M) {
-#pragma unroll 1
-      for (int n = lane; n < N; n += LANES_N * MICRO_N) {
-        float total[MICRO_M][MICRO_N] = {};
-#pragma unroll 1
-        for (int k = k_begin; k < k_end; k += STEP) {
-          float values_a[STEP][MICRO_M], values_b[STEP][MICRO_N];
-          tk_block_read<M, STRIDE_A, A_ALONG_K, STEP, MICRO_M, 1>(values_a, a, m, k);
-          tk_block_read<N, STRIDE_B, B_ALONG_K, STEP, MICRO_N, LANES_N>(values_b, b, n, k);
+  for (int first_tile = 0; first_tile < TILES; first_tile += THREADS / 32) {
+    const int tile = first_tile + warp;
+    const bool inside = TILES % (THREADS / 32) == 0 || tile < TILES;
+    const int m = tile / TILES_N * TILE_M + lane_m * MICRO_M, n = tile % TILES_N * TILE_N + lane_n * MICRO_N;
+    float total[SUMS] = {};
+    if (inside) {
+#pragma unroll TOGETHER
+      for (int step = 0; step < STEPS; ++step) {
+        const int k = (step * LANES_K + lane_k) * STEP;
+        if (!EXACT_K && k >= K) break;
+        float values_a[STEP][MICRO_M], values_b[STEP][MICRO_N];
+        tk_block_read<M, STRIDE_A, A_ALONG_K, STEP, MICRO_M, EXACT_M>(values_a, a, m, k);
+        tk_block_read<N, STRIDE_B, B_ALONG_K, STEP, MICRO_N, EXACT_N>(values_b, b, n, k);
 #pragma unroll
-          for (int u = 0; u < STEP; ++u)
+        for (int u = 0; u < STEP; ++u)
 #pragma unroll
-            for (int i = 0; i < MICRO_M; ++i)
+          for (int i = 0; i < SUMS; ++i) total[i] = __fmaf_rn(values_a[u][i / MICRO_N], values_b[u][i % MICRO_N], total[i]);
+      }
+    }
+    const int first = tk_block_merge<SUMS, LANES_K / 2, WARP_M * WARP_N>(total, lane_k);
+    constexpr int KEPT = SUMS > LANES_K ? SUMS / LANES_K : 1, COPIES = LANES_K > SUMS ? LANES_K / SUMS : 1;
+    constexpr int FLIGHT = DIRECT ? BATCH : 1;
+    if (!inside || lane_k % COPIES != 0) continue;
+    const auto is_mine = [&](int row, int column) {
+      return (EXACT_M || row < M) && (EXACT_N || column < N) && (WHOLE || !DIRECT || (row < rows && column < columns));
+    };
 #pragma unroll
-              for (int j = 0; j < MICRO_N; ++j) total[i][j] = __fmaf_rn(values_a[u][i], values_b[u][j], total[i][j]);
+    for (int i = 0; i < KEPT; i += FLIGHT) {
+      Results results[FLIGHT];
+#pragma unroll
+      for (int u = 0; u < FLIGHT; ++u) {
+        const int row = m + (first + i + u) / MICRO_N, column = n + (first + i + u) % MICRO_N;
+        if (!is_mine(row, column)) continue;
+        if constexpr (DIRECT) {
+          compute(row, column, total[i + u], results[u]);
+        } else {
+          sums[row * N + column] = total[i + u];
         }
+      }
 #pragma unroll
-        for (int i = 0; i < MICRO_M; ++i)
-#pragma unroll
-          for (int j = 0; j < MICRO_N; ++j) {
-            const int row = m + i, column = n + j * LANES_N;
-            if (!EXACT && (row >= M || column >= N)) continue;
-            if constexpr (STORE) {
-              if (!WHOLE && (row >= rows || column >= columns)) continue;
-              Results results;
-              compute(row, column, total[i][j], results);
-              write(row, column, results);
-            } else {
-              sums[(group_k * M + row) * N + column] = total[i][j];
-            }
-          }
+      for (int u = 0; DIRECT && u < FLIGHT; ++u) {
+        const int row = m + (first + i + u) / MICRO_N, column = n + (first + i + u) % MICRO_N;
+        if (is_mine(row, column)) write(row, column, results[u]);
       }
     }
   }
-  if constexpr (!STORE) {
-    __syncthreads();  // the groups' sums are complete
-    tk_block_finish<M, N, N, GROUPS_K, THREADS, BATCH, WHOLE, Results>(sums, rows, columns, compute, write);
+  if constexpr (!DIRECT) {
+    __syncthreads();  // the sums are complete
+    tk_block_finish<M, N, N, 1, THREADS, BATCH, WHOLE, Results>(sums, rows, columns, compute, write);
   }
 }
 
@@ -510,7 +555,8 @@ __device__ __forceinline__ void tk_block_fill(float* to, Load load) {
 // background and have arrived after tk_cp_async_wait<0> and a block barrier. An entry's source begins at
 // byte `from` of tensor number `tensor` (-1: the workspace) and moves by `piece_bytes` and `step_bytes` from
 // piece to piece and from step to step of a loop; rows are `row_bytes` apart there and `shared_row_bytes` in
-// shared memory. `runs` are its rows times the runs in each, of four elements or, with `width` 1, of one; a
+// shared memory. With BACK the copies go the other way, at once: to the arrays, from what changed near the block.
+// `runs` are its rows times the runs in each, of four elements or, with `width` 1, of one; a
 // division by `runs_per_row` is a multiplication with `reciprocal`.
 
 struct TkCopy {
@@ -522,7 +568,7 @@ struct TkCopy {
 };
 
 // The entries from `first` to `end`.
-template <int THREADS>
+template <int THREADS, bool BACK = false>
 __device__ __forceinline__ void tk_fetch(const TkCopy* copies, int first, int end, void* const* tensors,
                                          const unsigned char* workspace, unsigned char* shared, int piece, long long step) {
 #pragma unroll 1
@@ -537,7 +583,12 @@ __device__ __forceinline__ void tk_fetch(const TkCopy* copies, int first, int en
       const unsigned column_bytes = ((unsigned)run - row * (unsigned)copy.runs_per_row) * copy.width * 4;
       unsigned char* to = shared + copy.to + row * copy.shared_row_bytes + column_bytes;
       const unsigned char* from = source + (unsigned long long)row * copy.row_bytes + column_bytes;
-      if (vector) {
+      if (BACK && vector) {
+        *(float4*)(unsigned char*)from = *(const float4*)to;
+      } else if (BACK) {
+#pragma unroll 1
+        for (unsigned byte = 0; byte < copy.width * 4; byte += 4) *(float*)(unsigned char*)(from + byte) = *(const float*)(to + byte);
+      } else if (vector) {
         tk_cp_async_16(to, from);
       } else {
 #pragma unroll 1
@@ -561,18 +612,18 @@ struct TkParams {
 };
 
 __constant__ TkCopy tk_copies_0_a0[12] = {
-  {5, 2432, 0, 0, 0, 2, 2, 2147483648u, 8, 8, 1} /* b1 */,
-  {3, 2560, 0, 0, 0, 33, 33, 130150525, 132, 132, 1} /* b0 */,
-  {4, 3328, 0, 0, 0, 66, 2, 2147483648u, 8, 32, 1} /* w1 */,
-  {2, 4480, 0, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
-  {2, 4960, 396, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
-  {2, 5440, 792, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
-  {2, 5920, 1188, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
-  {2, 6400, 1584, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
-  {2, 6880, 1980, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
-  {2, 7360, 2376, 0, 0, 66, 33, 130150525, 132, 160, 1} /* w0 */,
+  {5, 2560, 0, 0, 0, 2, 2, 2147483648u, 8, 8, 1} /* b1 */,
+  {3, 2688, 0, 0, 0, 33, 33, 130150525, 132, 132, 1} /* b0 */,
+  {4, 3456, 0, 0, 0, 66, 2, 2147483648u, 8, 32, 1} /* w1 */,
+  {2, 4608, 0, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
+  {2, 5088, 396, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
+  {2, 5568, 792, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
+  {2, 6048, 1188, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
+  {2, 6528, 1584, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
+  {2, 7008, 1980, 0, 0, 99, 33, 130150525, 132, 160, 1} /* w0 */,
+  {2, 7488, 2376, 0, 0, 66, 33, 130150525, 132, 160, 1} /* w0 */,
   {1, 1792, 0, 40, 0, 10, 10, 429496730, 40, 40, 1} /* y */,
-  {0, 2816, 0, 400, 0, 25, 5, 858993460, 80, 96, 4} /* x */,
+  {0, 2944, 0, 400, 0, 25, 5, 858993460, 80, 96, 4} /* x */,
 };
 
 // Task 0, stage 0: product slope: stores h, slope; epilogue h, h_squared, slope; inlines h_squared; 8 pieces; block 40x33x20 tile 5x33x20
@@ -580,8 +631,8 @@ __constant__ TkCopy tk_copies_0_a0[12] = {
 //   h: f32[40,33] = tanh z0
 //   h_squared: f32[40,33] = mul h h
 //   slope: f32[40,33] = sub 1 h_squared
-__device__ __forceinline__ void task_0_slope(const TkParams& p, int piece, unsigned char* slabs, unsigned char* shared) {
-  const float* b_b0 = (const float*)(slabs + 2560);
+__device__ __forceinline__ void task_0_slope(const TkParams& p, int piece, unsigned char* slabs) {
+  const float* b_b0 = (const float*)(slabs + 2688);
   float* w_h = (float*)(slabs + 0) + (long long)piece * -165;
   float* w_slope = (float*)(slabs + 768) + (long long)piece * -165;
   auto compute = [&](int row, int column, float sum, float (&results)[2]) {
@@ -599,7 +650,7 @@ __device__ __forceinline__ void task_0_slope(const TkParams& p, int piece, unsig
     w_h[m * 33 + n] = results[0];
     w_slope[m * 33 + n] = results[1];
   };
-  tk_block_product<5, 33, 20, 512, 32, 2, 5, 4, 2, 4, 4, 24, true, 40, false, false, 1, true, float[2]>((const float*)(slabs + 2816), (const float*)(slabs + 4480), (float*)(shared + 0), 5, 33, compute, write);
+  tk_block_product<5, 33, 20, 512, 4, 2, 2, 1, 4, 24, true, 40, false, true, 1, true, float[2]>((const float*)(slabs + 2944), (const float*)(slabs + 4608), nullptr, threadIdx.x / 32, 5, 33, compute, write);
 }
 
 // Task 1, stage 0: product grad: stores squares, grad; epilogue difference, squares, grad; inlines difference; 8 pieces; block 40x2x33 tile 5x2x33
@@ -607,9 +658,9 @@ __device__ __forceinline__ void task_0_slope(const TkParams& p, int piece, unsig
 //   difference: f32[40,2] = sub z1 y
 //   squares: f32[40,2] = mul difference difference
 //   grad: f32[40,2] = mul difference 0.025
-__device__ __forceinline__ void task_1_grad(const TkParams& p, int piece, unsigned char* slabs, unsigned char* shared) {
+__device__ __forceinline__ void task_1_grad(const TkParams& p, int piece, unsigned char* slabs) {
   const float* b_h = (const float*)(slabs + 0) + (long long)piece * -165;
-  const float* b_b1 = (const float*)(slabs + 2432);
+  const float* b_b1 = (const float*)(slabs + 2560);
   const float* b_y = (const float*)(slabs + 1792) + (long long)piece * -10;
   float* w_squares = (float*)(slabs + 1664) + (long long)piece * -10;
   float* w_grad = (float*)(slabs + 1536) + (long long)piece * -10;
@@ -629,7 +680,7 @@ __device__ __forceinline__ void task_1_grad(const TkParams& p, int piece, unsign
     w_squares[m * 2 + n] = results[0];
     w_grad[m * 2 + n] = results[1];
   };
-  tk_block_product<5, 2, 33, 512, 2, 5, 9, 1, 1, 4, 1, 33, true, 8, false, false, 1, true, float[2]>(b_h + piece * 165, (const float*)(slabs + 3328), (float*)(shared + 0), 5, 2, compute, write);
+  tk_block_product<5, 2, 33, 512, 1, 4, 1, 1, 1, 33, true, 8, false, true, 1, true, float[2]>(b_h + piece * 165, (const float*)(slabs + 3456), nullptr, threadIdx.x / 32, 5, 2, compute, write);
 }
 
 // Task 2, stage 0: reduction loss_partials: stores loss_partials; 8 pieces; warp per row, 1 rows of 80, 8 partials of 10
@@ -644,11 +695,9 @@ __device__ __forceinline__ void task_2_loss_partials(const TkParams& p, int piec
     const float v_squares = b_squares[k];
     return v_squares;
   };
-  if (own_row < 1) {
-    const float v_loss_partials = tk_reduce_warp<TkSum, 10, true>(begin, end, load);
-    if (threadIdx.x % 32 == 0) {
-      w_loss_partials[piece] = v_loss_partials;
-    }
+  const float v_loss_partials = tk_reduce_warp<TkSum, 1, 10, true>(own_row < 1, begin, end, load);
+  if (threadIdx.x % 32 == 0 && own_row < 1) {
+    w_loss_partials[piece] = v_loss_partials;
   }
 }
 
@@ -658,7 +707,7 @@ __device__ __forceinline__ void task_2_loss_partials(const TkParams& p, int piec
 __device__ __forceinline__ void task_3_grad_z0(const TkParams& p, int piece, unsigned char* slabs) {
   const float* b_grad = (const float*)(slabs + 1536) + (long long)piece * -10;
   const float* b_slope = (const float*)(slabs + 768) + (long long)piece * -165;
-  float* w_grad_z0 = (float*)(slabs + 1664) + (long long)piece * -165;
+  float* w_grad_z0 = (float*)(slabs + 1792) + (long long)piece * -165;
   auto compute = [&](int row, int column, float sum, float (&results)[1]) {
     const tk_index m = piece * 5 + row, n = column;
     const float v_back = sum;
@@ -670,50 +719,15 @@ __device__ __forceinline__ void task_3_grad_z0(const TkParams& p, int piece, uns
     const tk_index m = piece * 5 + row, n = column;
     w_grad_z0[m * 33 + n] = results[0];
   };
-  tk_block_product<5, 33, 2, 512, 32, 5, 1, 1, 2, 4, 1, 2, true, 8, true, true, 1, true, float[1]>(b_grad + piece * 10, (const float*)(slabs + 3328), nullptr, 5, 33, compute, write);
+  tk_block_product<5, 33, 2, 512, 4, 1, 1, 1, 1, 2, true, 8, true, true, 1, true, float[1]>(b_grad + piece * 10, (const float*)(slabs + 3456), nullptr, (threadIdx.x / 32 + 15) % 16, 5, 33, compute, write);
 }
 
-// Task 4, stage 0: product grad_w0_partials: stores grad_w0_partials; 8 pieces; block 20x33x40 tile 20x33x5, depth split 8 x 5
-//   grad_w0_partials: f32[8,20,33] = product_partials x[20,40:1,20] grad_z0 pieces=8
-__device__ __forceinline__ void task_4_grad_w0_partials(const TkParams& p, int piece, unsigned char* slabs) {
-  const float* b_grad_z0 = (const float*)(slabs + 1664) + (long long)piece * -165;
-  float* w_grad_w0_partials = (float*)(p.workspace + 512);
-  auto compute = [&](int row, int column, float sum, float (&results)[1]) {
-    const tk_index m = row, n = column;
-    const float v_grad_w0_partials = sum;
-    results[0] = v_grad_w0_partials;
-  };
-  auto write = [&](int row, int column, const float (&results)[1]) {
-    const tk_index m = row, n = column;
-    w_grad_w0_partials[piece * 660 + m * 33 + n] = results[0];
-  };
-  tk_block_product<20, 33, 5, 512, 32, 10, 1, 2, 2, 8, 1, 24, false, 33, false, true, 1, true, float[1]>((const float*)(slabs + 2816), b_grad_z0 + piece * 165, nullptr, 20, 33, compute, write);
-}
-
-// Task 5, stage 0: reduction grad_b0_partials: stores grad_b0_partials; 8 pieces; thread per row, 33 rows of 40, 8 partials of 5
-//   grad_b0_partials: f32[8,33] = reduce_partials grad_z0 dims=(0,) pieces=8 reduce='sum'
-__device__ __forceinline__ void task_5_grad_b0_partials(const TkParams& p, int piece, unsigned char* slabs) {
-  const float* b_grad_z0 = (const float*)(slabs + 1664) + (long long)piece * -165;
-  float* w_grad_b0_partials = (float*)(p.workspace + 21760);
-  const tk_index begin = (tk_index)piece * 5, end = begin + 5;
-  const tk_index row = 0;
-  const tk_index own_row = row + threadIdx.x, r = own_row;
-  auto load = [&](tk_index k) -> float {
-    const float v_grad_z0 = b_grad_z0[k * 33 + r];
-    return v_grad_z0;
-  };
-  if (own_row < 33) {
-    const float v_grad_b0_partials = tk_reduce_lane<TkSum, 1, 5, true>(begin, end, load);
-    w_grad_b0_partials[piece * 33 + r] = v_grad_b0_partials;
-  }
-}
-
-// Task 6, stage 0: product grad_w1_partials: stores grad_w1_partials; 8 pieces; block 33x2x40 tile 33x2x5, depth split 8 x 5
+// Task 4, stage 0: product grad_w1_partials: stores grad_w1_partials; 8 pieces; block 33x2x40 tile 33x2x5, depth split 8 x 5
 //   grad_w1_partials: f32[8,33,2] = product_partials h[33,40:1,33] grad pieces=8
-__device__ __forceinline__ void task_6_grad_w1_partials(const TkParams& p, int piece, unsigned char* slabs, unsigned char* shared) {
+__device__ __forceinline__ void task_4_grad_w1_partials(const TkParams& p, int piece, unsigned char* slabs) {
   const float* b_h = (const float*)(slabs + 0) + (long long)piece * -165;
   const float* b_grad = (const float*)(slabs + 1536) + (long long)piece * -10;
-  float* w_grad_w1_partials = (float*)(p.workspace + 23040);
+  float* w_grad_w1_partials = (float*)(p.workspace + 512);
   auto compute = [&](int row, int column, float sum, float (&results)[1]) {
     const tk_index m = row, n = column;
     const float v_grad_w1_partials = sum;
@@ -723,14 +737,14 @@ __device__ __forceinline__ void task_6_grad_w1_partials(const TkParams& p, int p
     const tk_index m = row, n = column;
     w_grad_w1_partials[piece * 66 + m * 2 + n] = results[0];
   };
-  tk_block_product<33, 2, 5, 512, 2, 33, 2, 1, 1, 4, 1, 33, false, 2, false, false, 1, true, float[1]>(b_h + piece * 165, b_grad + piece * 10, (float*)(shared + 0), 33, 2, compute, write);
+  tk_block_product<33, 2, 5, 512, 1, 2, 1, 1, 1, 33, false, 2, false, true, 1, true, float[1]>(b_h + piece * 165, b_grad + piece * 10, nullptr, (threadIdx.x / 32 + 6) % 16, 33, 2, compute, write);
 }
 
-// Task 7, stage 0: reduction grad_b1_partials: stores grad_b1_partials; 8 pieces; warp per row, 2 rows of 40, 8 partials of 5
+// Task 5, stage 0: reduction grad_b1_partials: stores grad_b1_partials; 8 pieces; warp per row, 2 rows of 40, 8 partials of 5
 //   grad_b1_partials: f32[8,2] = reduce_partials grad dims=(0,) pieces=8 reduce='sum'
-__device__ __forceinline__ void task_7_grad_b1_partials(const TkParams& p, int piece, unsigned char* slabs) {
+__device__ __forceinline__ void task_5_grad_b1_partials(const TkParams& p, int piece, unsigned char* slabs) {
   const float* b_grad = (const float*)(slabs + 1536) + (long long)piece * -10;
-  float* w_grad_b1_partials = (float*)(p.workspace + 25344);
+  float* w_grad_b1_partials = (float*)(p.workspace + 2816);
   const tk_index begin = (tk_index)piece * 5, end = begin + 5;
   const tk_index row = 0;
   const tk_index own_row = row + threadIdx.x / 32, r = own_row;
@@ -738,11 +752,44 @@ __device__ __forceinline__ void task_7_grad_b1_partials(const TkParams& p, int p
     const float v_grad = b_grad[k * 2 + r];
     return v_grad;
   };
-  if (own_row < 2) {
-    const float v_grad_b1_partials = tk_reduce_warp<TkSum, 5, true>(begin, end, load);
-    if (threadIdx.x % 32 == 0) {
-      w_grad_b1_partials[piece * 2 + r] = v_grad_b1_partials;
-    }
+  const float v_grad_b1_partials = tk_reduce_warp<TkSum, 1, 5, true>(own_row < 2, begin, end, load);
+  if (threadIdx.x % 32 == 0 && own_row < 2) {
+    w_grad_b1_partials[piece * 2 + r] = v_grad_b1_partials;
+  }
+}
+
+// Task 6, stage 0: product grad_w0_partials: stores grad_w0_partials; 8 pieces; block 20x33x40 tile 20x33x5, depth split 8 x 5
+//   grad_w0_partials: f32[8,20,33] = product_partials x[20,40:1,20] grad_z0 pieces=8
+__device__ __forceinline__ void task_6_grad_w0_partials(const TkParams& p, int piece, unsigned char* slabs) {
+  const float* b_grad_z0 = (const float*)(slabs + 1792) + (long long)piece * -165;
+  float* w_grad_w0_partials = (float*)(p.workspace + 3072);
+  auto compute = [&](int row, int column, float sum, float (&results)[1]) {
+    const tk_index m = row, n = column;
+    const float v_grad_w0_partials = sum;
+    results[0] = v_grad_w0_partials;
+  };
+  auto write = [&](int row, int column, const float (&results)[1]) {
+    const tk_index m = row, n = column;
+    w_grad_w0_partials[piece * 660 + m * 33 + n] = results[0];
+  };
+  tk_block_product<20, 33, 5, 512, 4, 2, 2, 2, 1, 24, false, 33, false, true, 1, true, float[1]>((const float*)(slabs + 2944), b_grad_z0 + piece * 165, nullptr, threadIdx.x / 32, 20, 33, compute, write);
+}
+
+// Task 7, stage 0: reduction grad_b0_partials: stores grad_b0_partials; 8 pieces; thread per row, 33 rows of 40, 8 partials of 5
+//   grad_b0_partials: f32[8,33] = reduce_partials grad_z0 dims=(0,) pieces=8 reduce='sum'
+__device__ __forceinline__ void task_7_grad_b0_partials(const TkParams& p, int piece, unsigned char* slabs) {
+  const float* b_grad_z0 = (const float*)(slabs + 1792) + (long long)piece * -165;
+  float* w_grad_b0_partials = (float*)(p.workspace + 24320);
+  const tk_index begin = (tk_index)piece * 5, end = begin + 5;
+  const tk_index row = 0;
+  const tk_index own_row = row + (threadIdx.x / 32 + 1) % 16 * 32 + threadIdx.x % 32, r = own_row;
+  auto load = [&](tk_index k) -> float {
+    const float v_grad_z0 = b_grad_z0[k * 33 + r];
+    return v_grad_z0;
+  };
+  if (own_row < 33) {
+    const float v_grad_b0_partials = tk_reduce_lane<TkSum, 1, 5, true>(begin, end, load);
+    w_grad_b0_partials[piece * 33 + r] = v_grad_b0_partials;
   }
 }
 
@@ -804,25 +851,24 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
     tk_cp_async_wait<0>();
     __syncthreads();
     TK_TASK(0, 0);
-    task_0_slope(p, piece, shared, shared + 7680);
+    task_0_slope(p, piece, shared);
     __syncthreads();
     TK_TASK(0, 1);
-    task_1_grad(p, piece, shared, shared + 7680);
+    task_1_grad(p, piece, shared);
     __syncthreads();
     TK_TASK(0, 2);
     task_2_loss_partials(p, piece, shared);
-    __syncthreads();
     TK_TASK(0, 3);
     task_3_grad_z0(p, piece, shared);
-    __syncthreads();
     TK_TASK(0, 4);
-    task_4_grad_w0_partials(p, piece, shared);
+    task_4_grad_w1_partials(p, piece, shared);
     TK_TASK(0, 5);
-    task_5_grad_b0_partials(p, piece, shared);
+    task_5_grad_b1_partials(p, piece, shared);
+    __syncthreads();
     TK_TASK(0, 6);
-    task_6_grad_w1_partials(p, piece, shared, shared + 7680);
+    task_6_grad_w0_partials(p, piece, shared);
     TK_TASK(0, 7);
-    task_7_grad_b1_partials(p, piece, shared);
+    task_7_grad_b0_partials(p, piece, shared);
     __syncthreads();  // the next piece takes the same shared memory
   }
   if (!tk_grid_barrier(barrier, 1)) return;
@@ -841,7 +887,7 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
       TK_TASK(1, 9);
       task = {
         (const float*)(p.in_w0),  // b_w0
-        (const float*)(p.workspace + 512),  // b_grad_w0_partials
+        (const float*)(p.workspace + 3072),  // b_grad_w0_partials
         (float*)(p.in_w0),  // w_w0_next
         660,
       };
@@ -850,7 +896,7 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
       piece -= 2;
       task = {
         (const float*)(p.in_b0),  // b_b0
-        (const float*)(p.workspace + 21760),  // b_grad_b0_partials
+        (const float*)(p.workspace + 24320),  // b_grad_b0_partials
         (float*)(p.in_b0),  // w_b0_next
         33,
       };
@@ -859,7 +905,7 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
       piece -= 3;
       task = {
         (const float*)(p.in_w1),  // b_w1
-        (const float*)(p.workspace + 23040),  // b_grad_w1_partials
+        (const float*)(p.workspace + 512),  // b_grad_w1_partials
         (float*)(p.in_w1),  // w_w1_next
         66,
       };
@@ -868,7 +914,7 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
       piece -= 4;
       task = {
         (const float*)(p.in_b1),  // b_b1
-        (const float*)(p.workspace + 25344),  // b_grad_b1_partials
+        (const float*)(p.workspace + 2816),  // b_grad_b1_partials
         (float*)(p.in_b1),  // w_b1_next
         2,
       };
@@ -1019,7 +1065,7 @@ int TK_HOST(destroy)(TK_HOST(handle) * handle);
 #define TK_HOST_PARAMS_BYTES 80
 #define TK_HOST_USES_TENSOR_TABLE 0
 #define TK_HOST_THREADS_PER_BLOCK 512
-#define TK_HOST_SHARED_BYTES 10980
+#define TK_HOST_SHARED_BYTES 7808
 #define TK_HOST_WORKSPACE_BYTES 25600ull
 #define TK_HOST_HEADER_BYTES 256
 #define TK_HOST_BLOCKS_PER_SM 1
@@ -1045,7 +1091,7 @@ static const int TK_HOST(scalar_offsets)[] = {
 };
 
 static const char* const TK_HOST(stage_names)[] = {
-    "slope, grad, loss_partials, grad_z0, grad_w0_partials, grad_b0_partials, grad_w1_partials, grad_b1_partials",
+    "slope, grad, loss_partials, grad_z0, grad_w1_partials, grad_b1_partials, grad_w0_partials, grad_b0_partials",
     "loss, w0_next, b0_next, w1_next, b1_next",
 };
 

@@ -308,18 +308,22 @@ __device__ __forceinline__ typename Op::Value tk_reduce_lane(tk_index first, tk_
   return total;
 }
 
-template <class Op>
+// Merges the values of the lanes l with the same l % ROWS.
+template <class Op, int ROWS = 1>
 __device__ __forceinline__ typename Op::Value tk_merge_warp(typename Op::Value value) {
 #pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2)
+  for (int distance = 16; distance >= ROWS; distance /= 2)
     value = Op::merge(value, __shfl_xor_sync(0xffffffffu, value, distance));
   return value;
 }
 
-// One warp per row; every lane gets the result.
-template <class Op, tk_index COUNT, bool EXACT, class Load>
-__device__ __forceinline__ typename Op::Value tk_reduce_warp(tk_index begin, tk_index end, Load load) {
-  return tk_merge_warp<Op>(tk_reduce_lane<Op, 32, COUNT, EXACT>(begin + threadIdx.x % 32, end, load));
+// ROWS neighbouring rows per warp, one for its lanes l with the same l % ROWS; every lane gets its row's result. Every
+// warp takes part in the shuffles: the compiler does not know that all lanes of one are inside or none.
+template <class Op, int ROWS, tk_index COUNT, bool EXACT, class Load>
+__device__ __forceinline__ typename Op::Value tk_reduce_warp(bool inside, tk_index begin, tk_index end, Load load) {
+  typename Op::Value value = Op::identity();
+  if (inside) value = tk_reduce_lane<Op, 32 / ROWS, COUNT, EXACT>(begin + threadIdx.x % 32 / ROWS, end, load);
+  return tk_merge_warp<Op, ROWS>(value);
 }
 
 // One block per row; thread 0 gets the result, with EVERYONE all threads do.
@@ -500,11 +504,9 @@ __device__ __forceinline__ void task_3_few(const TkParams& p, int piece) {
     const float v_short = b_short[r * 30 + k];
     return v_short;
   };
-  if (r < 40) {
-    const float v_few = tk_reduce_warp<TkSum, 30, true>(0, 30, load);
-    if (threadIdx.x % 32 == 0) {
-      w_few[r] = v_few;
-    }
+  const float v_few = tk_reduce_warp<TkSum, 1, 30, true>(r < 40, 0, 30, load);
+  if (threadIdx.x % 32 == 0 && r < 40) {
+    w_few[r] = v_few;
   }
 }
 

@@ -308,18 +308,22 @@ __device__ __forceinline__ typename Op::Value tk_reduce_lane(tk_index first, tk_
   return total;
 }
 
-template <class Op>
+// Merges the values of the lanes l with the same l % ROWS.
+template <class Op, int ROWS = 1>
 __device__ __forceinline__ typename Op::Value tk_merge_warp(typename Op::Value value) {
 #pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2)
+  for (int distance = 16; distance >= ROWS; distance /= 2)
     value = Op::merge(value, __shfl_xor_sync(0xffffffffu, value, distance));
   return value;
 }
 
-// One warp per row; every lane gets the result.
-template <class Op, tk_index COUNT, bool EXACT, class Load>
-__device__ __forceinline__ typename Op::Value tk_reduce_warp(tk_index begin, tk_index end, Load load) {
-  return tk_merge_warp<Op>(tk_reduce_lane<Op, 32, COUNT, EXACT>(begin + threadIdx.x % 32, end, load));
+// ROWS neighbouring rows per warp, one for its lanes l with the same l % ROWS; every lane gets its row's result. Every
+// warp takes part in the shuffles: the compiler does not know that all lanes of one are inside or none.
+template <class Op, int ROWS, tk_index COUNT, bool EXACT, class Load>
+__device__ __forceinline__ typename Op::Value tk_reduce_warp(bool inside, tk_index begin, tk_index end, Load load) {
+  typename Op::Value value = Op::identity();
+  if (inside) value = tk_reduce_lane<Op, 32 / ROWS, COUNT, EXACT>(begin + threadIdx.x % 32 / ROWS, end, load);
+  return tk_merge_warp<Op, ROWS>(value);
 }
 
 // One block per row; thread 0 gets the result, with EVERYONE all threads do.
@@ -513,6 +517,8 @@ template <int STRIDE, bool ALONG_K>
 struct TkPadded {
   static constexpr bool ALONG = ALONG_K;
   static __device__ __forceinline__ int place(int o, int k) { return ALONG_K ? o * STRIDE + k : k * STRIDE + o; }
+  // Elements between places so many rows apart, whatever the row.
+  static constexpr int ROW = STRIDE, ROWS = 1;
 };
 
 // Whether steps of an operand are copied in the background: it is a matrix of the format's elements.
@@ -529,9 +535,22 @@ struct TkIsCopied<TkMatrix<Element>, Element> {
 template <int OUTER, int TILE_K, int THREADS, class Layout, class T>
 __device__ __forceinline__ void tk_tensor_copy(unsigned short* shared, tk_index o0, tk_index o_end, tk_index k0, tk_index k_end,
                                                const TkMatrix<T>& matrix) {
-  constexpr int RUNS = OUTER * TILE_K / 8;
-  if (matrix.vector) {
+  constexpr int RUNS = OUTER * TILE_K / 8, RUNS_PER_ROW = (Layout::ALONG ? TILE_K : OUTER) / 8;
+  constexpr int ROWS = THREADS / RUNS_PER_ROW;
+  if (matrix.vector && RUNS % THREADS == 0 && THREADS % RUNS_PER_ROW == 0 && ROWS % Layout::ROWS == 0 &&
+      o0 + OUTER <= o_end && k0 + TILE_K <= k_end) {
+    // The runs of a thread are ROWS rows apart.
+    int o, k;
+    tk_place<OUTER, TILE_K, Layout::ALONG, 8>((int)threadIdx.x, o, k);
+    const T* from = matrix.base + (o0 + o) * matrix.outer_stride + (k0 + k) * matrix.depth_stride;
+    const tk_index distance = ROWS * (Layout::ALONG ? matrix.outer_stride : matrix.depth_stride);
+    unsigned short* to = shared + Layout::place(o, k);
 #pragma unroll
+    for (int i = 0; i < RUNS / THREADS; ++i) tk_cp_async_16(to + i * ROWS * Layout::ROW, from + i * distance);
+    return;
+  }
+  if (matrix.vector) {
+#pragma unroll 1
     for (int first = 0; first < RUNS; first += THREADS) {
       const int run = first + (int)threadIdx.x;
       if (RUNS % THREADS != 0 && run >= RUNS) break;

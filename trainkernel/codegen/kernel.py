@@ -10,7 +10,7 @@ from importlib.resources import files
 from trainkernel.codegen.alike import Family, SharedFunction, find_families, share_functions
 from trainkernel.codegen.generated import GeneratedKernel, Region, ScalarSlot, Slot, TaskInfo
 from trainkernel.codegen.host_entry import HostEntryDescription, HostScalar, HostTensor, emit_host_entry
-from trainkernel.codegen.regions import emit_rounded, plan_fetches
+from trainkernel.codegen.regions import Fetch, emit_rounded, plan_fetches, plan_kept
 from trainkernel.codegen.tasks import TaskFunction, emit_task, emit_uniform
 from trainkernel.codegen.text import comment
 from trainkernel.dtypes import DTYPES
@@ -285,17 +285,24 @@ class _Body:
             call = f"for (int piece = 0; piece < {part.num_pieces}; ++piece) {call}"
         return [f"TK_TASK({stage}, {task_id});", call]
 
+    @property
+    def tensors(self) -> str:
+        """The C expression of the tensors' pointers."""
+        return "p.tensors" if self.layout.uses_table else "(void* const*)&p + 2"
+
+    def tables(self, fetches: list[Fetch]) -> None:
+        """The tables of copies."""
+        for fetch in fetches:
+            self.functions.append(fetch.table(self.tables_bytes))
+            self.tables_bytes += fetch.table_bytes
+            self.templates.add("staged")
+
     def region(self, region: BlockRegion, stage: int, frame: Frame, indent: str) -> None:
         """The pieces of a region that a block computes, one after another; the parts of each in order."""
         inner = indent + _INDENT
         groups = plan_fetches(region, frame, self.tensor, f"tk_copies_{stage}")
         threads = frame.schedule.options.threads
-        tensors = "p.tensors" if self.layout.uses_table else "(void* const*)&p + 2"
-        for fetch in (fetch for tables in groups for fetch in tables):
-            self.functions.append(fetch.table(self.tables_bytes))
-            self.tables_bytes += fetch.table_bytes
-        if groups:
-            self.templates.add("staged")
+        self.tables([fetch for tables in groups for fetch in tables])
         self.shared_bytes = max(self.shared_bytes, region.shared.end_bytes)
         if self.shared_in_use:
             self.lines.append(f"{indent}__syncthreads();  // shared is free: what ran before may still read it")
@@ -313,7 +320,7 @@ class _Body:
         if groups or region.shared.rounded:
             self.lines.append(f"{inner}TK_TASK({stage}, {len(self.tasks)});")
         for tables in groups:
-            self.lines += [f"{inner}{fetch.call(threads, tensors, region.is_first)}" for fetch in tables]
+            self.lines += [f"{inner}{fetch.call(threads, self.tensors, region.is_first)}" for fetch in tables]
             self.lines.append(f"{inner}tk_cp_async_commit();")
         if region.shared.rounded:
             name = f"tk_round_{stage}"
@@ -344,6 +351,11 @@ class _Body:
             length = self.scalar(frame.storage(loop.length))
         counter = f"count_{inner.depth - 1}"
         step = f"{length} - 1 - {counter}" if loop.reverse else counter
+        keeper = task.loop.keeper
+        carries, constants = (
+            plan_kept(keeper, inner, self.tensor, f"tk_copies_{self.num_stages}") if keeper is not None else ([], [])
+        )
+        self.fetch_kept([*carries, *constants], frame, indent)
         self.lines += [
             "#pragma unroll 1",
             f"{indent}for (int {counter} = 0; {counter} < {length}; ++{counter}) {{",
@@ -353,6 +365,37 @@ class _Body:
         self.schedule(inner, indent + _INDENT)
         self.barrier(inner.plan.back_edge, self.num_stages - 1, indent + _INDENT)
         self.lines.append(f"{indent}}}")
+        self.return_kept(carries, inner, indent)
+
+    def fetch_kept(self, fetches: list[Fetch], frame: Frame, indent: str) -> None:
+        """What a block keeps near during a loop, before the first step."""
+        if not fetches:
+            return
+        self.tables(fetches)
+        if self.shared_in_use:
+            self.lines.append(f"{indent}__syncthreads();  // shared is free: what ran before may still read it")
+        threads = frame.schedule.options.threads
+        self.lines += [
+            f"{indent}if (blockIdx.x == 0) {{  // what stays near from step to step",
+            f"{indent}{_INDENT}TK_TASK({self.num_stages}, {len(self.tasks)});",
+            *(f"{indent}{_INDENT}{fetch.whole_call(threads, self.tensors, back=False)}" for fetch in fetches),
+            f"{indent}{_INDENT}tk_cp_async_commit();",
+            f"{indent}{_INDENT}tk_cp_async_wait<0>();",
+            f"{indent}}}",
+            f"{indent}__syncthreads();",
+        ]
+        self.shared_in_use = False
+
+    def return_kept(self, carries: list[Fetch], inner: Frame, indent: str) -> None:
+        """The carries that stayed near, written to their arrays after the last step, which ended with a barrier."""
+        if not carries:
+            return
+        assert inner.plan.back_edge is not None
+        threads = inner.schedule.options.threads
+        self.lines.append(f"{indent}if (blockIdx.x == 0) {{  // the carries that stayed near")
+        self.lines += [f"{indent}{_INDENT}{fetch.whole_call(threads, self.tensors, back=True)}" for fetch in carries]
+        self.lines.append(f"{indent}}}")
+        self.shared_in_use = True
 
 
 def _stage_title(number: int, stage: Stage) -> str:

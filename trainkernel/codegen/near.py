@@ -25,7 +25,7 @@ _FORMATS = {"tf32": "TkTf32", "float16": "TkSixteen<false>", "bfloat16": "TkSixt
 class NearOperand:
     """Element (outer, k) of a tile's operand is at ``outer * stride + k`` along the depth, else ``k * stride + outer``.
 
-    ``is_aligned``: in shared memory, in rows that begin at 16 bytes.
+    ``is_aligned``: in rows that begin at 16 bytes; for tensor cores, in shared memory.
     """
 
     pointer: str
@@ -51,9 +51,12 @@ class Epilogue:
 
 
 def multiply(
-    plan: ProductPlan, schedule: Schedule, a: NearOperand, b: NearOperand, sums_at: int, epilogue: Epilogue
+    plan: ProductPlan, schedule: Schedule, a: NearOperand, b: NearOperand, sums_at: int, epilogue: Epilogue, warp: str
 ) -> tuple[list[str], int]:
-    """The statements that multiply a tile and finish it, and the bytes of its sums in shared memory."""
+    """The statements that multiply a tile and finish it, and the bytes of its sums in shared memory.
+
+    ``warp`` is the C expression of a warp's number among those that take tiles of the product.
+    """
     threads, target = schedule.options.threads, schedule.target
     pairs = stores_pairs(plan, threads, epilogue.cost, target)
     functions, results = epilogue.functions(pairs)
@@ -61,15 +64,15 @@ def multiply(
         return [*functions, _from_registers(plan, threads, a, b, results, epilogue)], 0
     sums_bytes = block_sums_bytes(plan, threads, epilogue.cost, target)
     sums = f"(float*)(shared + {sums_at})" if sums_bytes else "nullptr"
-    batch = epilogue.batch_of(functions, plan.tile_m * plan.tile_n) if sums_bytes else 1
-    ending: list[object] = [batch, flag(epilogue.whole), results]
+    tile = block_tile(plan.tile_m, plan.tile_n, plan.tile_k, threads)
+    outputs = plan.tile_m * plan.tile_n if sums_bytes else tile.kept * threads
+    ending: list[object] = [epilogue.batch_of(functions, outputs), flag(epilogue.whole), results]
     if plan.tensor:
         return [*functions, *_on_tensor_cores(plan, threads, a, b, sums, ending, epilogue.bounds)], sums_bytes
-    tile = block_tile(plan.tile_m, plan.tile_n, plan.tile_k, threads)
     step = 4 if a.is_aligned and b.is_aligned and plan.tile_k % 4 == 0 else 1
     template: list[object] = [plan.tile_m, plan.tile_n, plan.tile_k, threads, *tile.sizes, step]
     template += [a.stride, flag(a.along_k), b.stride, flag(b.along_k), flag(sums_bytes == 0), *ending]
-    arguments = f"{a.pointer}, {b.pointer}, {sums}, {epilogue.bounds}, compute, write"
+    arguments = f"{a.pointer}, {b.pointer}, {sums}, {warp}, {epilogue.bounds}, compute, write"
     return [*functions, f"tk_block_product<{_joined(template)}>({arguments});"], sums_bytes
 
 

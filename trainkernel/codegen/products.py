@@ -205,7 +205,9 @@ class ProductBody(TaskBody):
         )
         epilogue = Epilogue(functions, epilogue_cost(self.task), inside, whole, self._epilogue_batch)
         schedule = self.frame.schedule
-        product, sums_bytes = multiply(plan, schedule, panels[0], panels[1], self.shared_bytes, epilogue)
+        product, sums_bytes = multiply(
+            plan, schedule, panels[0], panels[1], self.shared_bytes, epilogue, "threadIdx.x / 32"
+        )
         self.shared_bytes += sums_bytes
         self.needs_free_shared = True
         # With sums, the barrier before the epilogue does as well.

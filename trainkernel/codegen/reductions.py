@@ -16,7 +16,7 @@ from trainkernel.dtypes import DTYPES
 from trainkernel.indexing import Index, linearize, variable
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.ops import literal
-from trainkernel.products import ReductionPlan, ceil_div
+from trainkernel.products import WARP_COLUMNS, ReductionPlan, ceil_div
 from trainkernel.schedule import BlockRegion
 
 
@@ -34,6 +34,8 @@ class _TwoPasses:
     term: Mapping[str, str]
 
 
+_WARP_ROWS = {"warp": 1, "warp_columns": WARP_COLUMNS}
+"""Rows that a warp reduces at the same time."""
 # An infinite maximum must not meet itself as inf - inf.
 _TWO_PASSES = {
     "softmax_stats": _TwoPasses(
@@ -95,9 +97,11 @@ class ReductionBody(TaskBody):
         partial, pieces = root.op == "reduce_partials", region.split.pieces
         rows = plan.rows if partial else plan.rows // pieces
         first = f"piece * {rows} + " if pieces > 1 and not partial else ""
+        warp = region.warp(self.task, self.threads)
         lane = {
-            "thread": "threadIdx.x",
-            "warp": "threadIdx.x / 32",
+            "thread": "threadIdx.x" if warp == "threadIdx.x / 32" else f"{warp} * 32 + threadIdx.x % 32",
+            "warp": warp,
+            "warp_columns": f"{warp} * {WARP_COLUMNS} + threadIdx.x % {WARP_COLUMNS}",
             "block": "0",
             "columns": f"threadIdx.x % {plan.rows_per_piece}",
         }[plan.path]
@@ -138,8 +142,10 @@ class ReductionBody(TaskBody):
         lines: list[str] = []
         if plan.path == "thread":
             return lines + block(f"if ({inside})", reduce_lines + finish)
-        if plan.path == "warp":
-            return lines + block(f"if ({inside})", reduce_lines + block("if (threadIdx.x % 32 == 0)", finish))
+        if plan.path in _WARP_ROWS:
+            rows = _WARP_ROWS[plan.path]
+            first = "threadIdx.x % 32 == 0" if rows == 1 else f"threadIdx.x % 32 < {rows}"
+            return lines + reduce_lines + block(f"if ({first} && {inside})", finish)
         if plan.path == "block":
             return lines + reduce_lines + block("if (threadIdx.x == 0)", finish)
         return lines + reduce_lines + block(f"if (threadIdx.x < {plan.rows_per_piece} && {inside})", finish)
@@ -214,21 +220,22 @@ class ReductionBody(TaskBody):
         whole = f"{own}, {flag(own == 0 or plan.count % own == 0)}"
         if plan.path == "thread":
             return f"tk_reduce_lane<{op}, 1, {whole}>({begin}, {end}, {load})"
-        if plan.path == "warp":
-            return f"tk_reduce_warp<{op}, {whole}>({begin}, {end}, {load})"
+        inside = self._inside or f"r < {plan.rows}"
+        if plan.path in _WARP_ROWS:
+            return f"tk_reduce_warp<{op}, {_WARP_ROWS[plan.path]}, {whole}>({inside}, {begin}, {end}, {load})"
         if plan.path == "block":
             self.shared_bytes = max(self.shared_bytes, self.threads // 32 * itemsize_bytes)
             sizes = f"{op}, {self.threads}, {whole}, {flag(everyone)}"
             return f"tk_reduce_block<{sizes}>({begin}, {end}, ({c_type}*)shared, {load})"
         self.shared_bytes = max(self.shared_bytes, self.threads * itemsize_bytes)
-        inside = self._inside or f"r < {plan.rows}"
         sizes = f"{op}, {self.threads}, {plan.rows_per_piece}, {whole}, {flag(everyone)}"
         return f"tk_reduce_columns<{sizes}>({inside}, {begin}, {end}, ({c_type}*)shared, {load})"
 
 
 def _divided(text: str, divisor: int, domain: str) -> str:
-    return (
-        f"__fdiv_rn({text}, {float(divisor)}f)"
-        if domain == "float32"
-        else f"tk_div({text}, {literal(divisor, domain)})"
-    )
+    """A quotient; by a power of two it is the product with the exact reciprocal, the same bits."""
+    if domain != "float32":
+        return f"tk_div({text}, {literal(divisor, domain)})"
+    if divisor > 0 and divisor & (divisor - 1) == 0:
+        return f"__fmul_rn({text}, {literal(1 / divisor, domain)})"
+    return f"__fdiv_rn({text}, {literal(divisor, domain)})"

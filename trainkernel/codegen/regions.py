@@ -75,31 +75,55 @@ class Fetch:
         arguments = f"{self.name}, {first}, {len(self.entries)}, {tensors}, p.workspace, shared, piece, {self.step}"
         return f"tk_fetch<{threads}>({arguments});"
 
+    def whole_call(self, threads: int, tensors: str, *, back: bool) -> str:
+        """The statement that starts all copies, or makes them ``back`` to where they came from."""
+        arguments = f"{self.name}, 0, {len(self.entries)}, {tensors}, p.workspace, shared, 0, {self.step}"
+        return f"tk_fetch<{threads}{', true' if back else ''}>({arguments});"
+
 
 def plan_fetches(region: BlockRegion, frame: Frame, tensor: Callable[[Storage], int], prefix: str) -> list[list[Fetch]]:
-    """The copies of a region in the order in which parts wait for them: one table for each loop's step."""
-    groups: list[list[Fetch]] = []
-    for copies in _in_order_of_use(region):
-        common: dict[str, list[str]] = {}
-        own: dict[str, list[str]] = {}
-        for copy in copies:
-            storage = frame.storage(copy.buffer)
-            step, stride = ("0", 0)
-            if len(storage.steps) == 1:
-                step, stride = storage.steps[0]
-            elif storage.steps:
-                step, stride = " + ".join(f"(long long){name} * {each}" for name, each in storage.steps), 1
-            kind = common if copy.piece_stride == 0 else own
-            at = region.shared.staged[copy]
-            kind.setdefault(step, []).extend(_entries(copy, at, storage, tensor(storage), stride))
-        names = [f"{prefix}_{'ab'[len(groups)]}{n}" for n in range(len(common) + len(own))]
-        groups.append(
-            [
-                Fetch(name, (*common.get(step, ()), *own.get(step, ())), len(common.get(step, ())), step)
-                for name, step in zip(names, dict.fromkeys([*common, *own]), strict=False)
-            ]
-        )
-    return groups
+    """The copies of a piece in the order in which parts wait for them: one table for each loop's step."""
+    groups = zip("ab", _in_order_of_use(region), strict=False)
+    return [_tables(copies, region, frame.storage, tensor, f"{prefix}_{group}") for group, copies in groups]
+
+
+def plan_kept(
+    region: BlockRegion, frame: Frame, tensor: Callable[[Storage], int], prefix: str
+) -> tuple[list[Fetch], list[Fetch]]:
+    """The copies that stay near from step to step: those of carries, and of what no step changes."""
+    kept = sorted(region.shared.kept, key=lambda copy: region.shared.kept[copy])
+    carries = [copy for copy in kept if copy in region.shared.returned]
+    constants = [copy for copy in kept if copy not in region.shared.returned]
+    return (
+        _tables(carries, region, frame.home, tensor, f"{prefix}_c"),
+        _tables(constants, region, frame.home, tensor, f"{prefix}_k"),
+    )
+
+
+def _tables(
+    copies: Sequence[Staged],
+    region: BlockRegion,
+    storage_of: Callable[[str], Storage],
+    tensor: Callable[[Storage], int],
+    prefix: str,
+) -> list[Fetch]:
+    """One table of copies for each step of surrounding loops on which their places depend."""
+    common: dict[str, list[str]] = {}
+    own: dict[str, list[str]] = {}
+    for copy in copies:
+        storage = storage_of(copy.buffer)
+        step, stride = ("0", 0)
+        if len(storage.steps) == 1:
+            step, stride = storage.steps[0]
+        elif storage.steps:
+            step, stride = " + ".join(f"(long long){name} * {each}" for name, each in storage.steps), 1
+        kind = common if copy.piece_stride == 0 else own
+        at = region.shared.copies[copy]
+        kind.setdefault(step, []).extend(_entries(copy, at, storage, tensor(storage), stride))
+    return [
+        Fetch(f"{prefix}{number}", (*common.get(step, ()), *own.get(step, ())), len(common.get(step, ())), step)
+        for number, step in enumerate(dict.fromkeys([*common, *own]))
+    ]
 
 
 def _in_order_of_use(region: BlockRegion) -> list[list[Staged]]:
@@ -174,7 +198,7 @@ def near_elements(task: Task, region: BlockRegion, frame: Frame) -> dict[str, St
         copy = staged_elements(spec, name in region.aligned, region.split)
         if copy is not None and copy in copies:
             steps = (("piece", -copy.piece_stride),) if copy.piece_stride else ()
-            found[name] = Storage("shared", region.shared.staged[copy], copy.dtype, copy.size_bytes, 0, steps)
+            found[name] = Storage("shared", region.shared.copies[copy], copy.dtype, copy.size_bytes, 0, steps)
     return found
 
 
@@ -233,7 +257,8 @@ class BlockProduct:
         bounds = f"{plan.tile_m}, {columns}"
         functions = partial(self._epilogue, store_functions, column)
         epilogue = Epilogue(functions, epilogue_cost(self._task), bounds, whole, batch_of)
-        lines, sums_bytes = multiply(plan, self._scope.frame.schedule, a, b, self.scratch_bytes, epilogue)
+        warp = self._region.warp(self._task, self._threads)
+        lines, sums_bytes = multiply(plan, self._scope.frame.schedule, a, b, self.scratch_bytes, epilogue, warp)
         self.scratch_bytes += sums_bytes
         return lines
 
@@ -294,8 +319,8 @@ class BlockProduct:
 
     def _operand(self, position: int) -> NearOperand:
         staged = staged_matrix(self._task, position, self._region.split)
-        if staged is not None and staged in self._region.shared.staged:
-            at = self._region.shared.staged[staged]
+        if staged is not None and staged in self._region.shared.copies:
+            at = self._region.shared.copies[staged]
             rows = staged.rows // self._count
             which = f" + own * {rows * staged.stride}" if self._plan.batch > 1 else ""
             view = self._view(position)
@@ -354,12 +379,14 @@ class BlockProduct:
         return not storage.padding or keeps_rows(self._task, view, storage.row)
 
     def _stored(self, position: int, view: TensorSpec, run: int) -> NearOperand:
-        """A view of memory with a contiguous dim; aligned if whole runs of so many elements in shared memory are."""
+        """A view of memory with a contiguous dim; aligned if whole runs of so many elements are."""
         storage = self._scope.storage(view.buffer)
         outer_stride, depth_stride, offset = map(storage.moved, (*view.strides[-2:], view.offset))
         batch_stride = storage.moved(view.strides[0]) if self._plan.batch > 1 else 0
         along = depth_stride == 1
         stride = outer_stride if along else depth_stride
+        if along and view.shape[-2] == 1 and not self._plan.tensor:
+            stride = 0  # nobody steps over the only row
         outer, depth = self._first(position)
         start = outer * outer_stride + depth * depth_stride
         batch = f" + batch * {batch_stride}" if batch_stride else ""
@@ -370,7 +397,9 @@ class BlockProduct:
         )
         numbers = [offset, batch_stride, *(c for _, c in start.terms)]
         numbers += [stride] + [own for _, own in storage.steps] + [storage.element_offset]
-        aligned = storage.space == "shared" and all(number % run == 0 for number in numbers)
+        # Tensor cores read shared memory alone; of device memory, only the arena is known to be aligned.
+        near = storage.space == "shared" or (storage.space == "arena" and not self._plan.tensor)
+        aligned = near and all(number % run == 0 for number in numbers)
         return NearOperand(text, stride, along, aligned)
 
     def _rounded(self, position: int) -> NearOperand | None:

@@ -4,7 +4,8 @@
 // background and have arrived after tk_cp_async_wait<0> and a block barrier. An entry's source begins at
 // byte `from` of tensor number `tensor` (-1: the workspace) and moves by `piece_bytes` and `step_bytes` from
 // piece to piece and from step to step of a loop; rows are `row_bytes` apart there and `shared_row_bytes` in
-// shared memory. `runs` are its rows times the runs in each, of four elements or, with `width` 1, of one; a
+// shared memory. With BACK the copies go the other way, at once: to the arrays, from what changed near the block.
+// `runs` are its rows times the runs in each, of four elements or, with `width` 1, of one; a
 // division by `runs_per_row` is a multiplication with `reciprocal`.
 
 struct TkCopy {
@@ -16,7 +17,7 @@ struct TkCopy {
 };
 
 // The entries from `first` to `end`.
-template <int THREADS>
+template <int THREADS, bool BACK = false>
 __device__ __forceinline__ void tk_fetch(const TkCopy* copies, int first, int end, void* const* tensors,
                                          const unsigned char* workspace, unsigned char* shared, int piece, long long step) {
 #pragma unroll 1
@@ -31,7 +32,12 @@ __device__ __forceinline__ void tk_fetch(const TkCopy* copies, int first, int en
       const unsigned column_bytes = ((unsigned)run - row * (unsigned)copy.runs_per_row) * copy.width * 4;
       unsigned char* to = shared + copy.to + row * copy.shared_row_bytes + column_bytes;
       const unsigned char* from = source + (unsigned long long)row * copy.row_bytes + column_bytes;
-      if (vector) {
+      if (BACK && vector) {
+        *(float4*)(unsigned char*)from = *(const float4*)to;
+      } else if (BACK) {
+#pragma unroll 1
+        for (unsigned byte = 0; byte < copy.width * 4; byte += 4) *(float*)(unsigned char*)(from + byte) = *(const float*)(to + byte);
+      } else if (vector) {
         tk_cp_async_16(to, from);
       } else {
 #pragma unroll 1
