@@ -103,7 +103,7 @@ class FakeKernel:
     params_bytes: int
     tasks: tuple[Task, ...]
     regions: tuple[ArenaRegion, ...]
-    stamps: tuple[str, ...] = ()
+    unplanned_bytes: int = 0
     uses_tensor_table: bool = False
     inplace_outputs: Mapping[int, int] = field(default_factory=dict)
     max_work_blocks: int = 1024

@@ -53,8 +53,8 @@ class Options:
         Pieces into which the rows of a block region are cut, 0 to 1024; 0: no region, 1: the step runs
         in one block. A number that divides no label leaves the step without a region.
     precision : str or None
-        Of float32 products: ``"highest"`` (None), sums by float32 multiply-adds, or ``"tf32"``, which lets
-        products near a block run on tensor cores, with operands rounded to TF32's 11 bits.
+        Of float32 products: ``"highest"`` (None), as exact as sums of float32 multiply-adds, or ``"tf32"``, which
+        lets tensor cores multiply operands rounded to TF32's 11 bits.
     stamps : bool or None
         Whether block 0 writes down when it reaches each stage and each part of a region.
     """

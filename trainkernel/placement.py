@@ -80,7 +80,7 @@ def _with_staged_carries(program: Program) -> Program:
 
 
 def _fills_multiprocessors(program: Program, target: Target, options: Options) -> bool:
-    """Whether a product's tile takes a multiprocessor's shared memory, so that its one block should have more threads."""
+    """Whether a tile takes a multiprocessor's shared memory: its one block should have more threads."""
     for item in program.operations:
         if isinstance(item, Loop):
             if _fills_multiprocessors(item.body, target, options):

@@ -58,6 +58,8 @@ class GeneratedKernel:
         Layout of the parameter block.
     tasks : tuple of TaskInfo
     regions : tuple of Region
+    unplanned_bytes : int
+        At the end of the workspace, of no value of the program: places of blocks, then time stamps.
     stamps : tuple of str
         What each time stamp comes before, after the four of start and end; they fill the end of the
         workspace. Empty without the option ``stamps``.
@@ -88,6 +90,7 @@ class GeneratedKernel:
     inplace_outputs: Mapping[int, int]
     tasks: tuple[TaskInfo, ...]
     regions: tuple[Region, ...]
+    unplanned_bytes: int = 0
     stamps: tuple[str, ...] = ()
 
     def __str__(self) -> str:

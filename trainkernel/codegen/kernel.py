@@ -499,6 +499,7 @@ def assemble(program: Program, schedule: Schedule, plan: MemoryPlan) -> Generate
         params_bytes=layout.size_bytes,
         inplace_outputs=dict(schedule.inplace_outputs),
         tasks=tuple(body.tasks),
+        unplanned_bytes=workspace_bytes - plan.workspace_bytes,
         stamps=tuple(body.stamps),
         regions=tuple(
             Region(name, entry.offset_bytes, entry.size_bytes, entry.first_stage, entry.last_stage)

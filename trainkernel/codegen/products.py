@@ -23,6 +23,9 @@ from trainkernel.shared import epilogue_cost, is_streamed
 _LARGE_TILE = 4096
 _LARGE_BATCH = 8
 """Results that a thread of a tile with more outputs than that computes before it stores them."""
+_HUGE_TILE = 16384
+_HUGE_BATCH = 16
+"""The same of a tile that has a multiprocessor to itself: what it reads for them has to keep device memory busy."""
 _TILE_TEMPLATES = {
     "tile": {"product_tile"},
     "tensor": {"product_tensor", "product_pipeline"},
@@ -252,7 +255,7 @@ class ProductBody(TaskBody):
         outputs = plan.tile_m * plan.tile_n
         batch = self._epilogue_batch(lines, outputs)
         if outputs > _LARGE_TILE:
-            batch = _LARGE_BATCH
+            batch = _HUGE_BATCH if outputs > _HUGE_TILE else _LARGE_BATCH
         whole = plan.m % plan.tile_m == plan.n % plan.tile_n == outputs % (batch * self.threads) == 0
         groups = tile_groups(plan, self.threads) if plan.path == "tile" else 1
         sizes = f"{plan.tile_m}, {plan.tile_n}, {self.threads}, {groups}, {stride}, {batch}, {flag(whole)}, {results}"

@@ -185,10 +185,10 @@ def _workspace_regions(generated: Any, workspace: _Memory) -> list[Region]:
     """The header, and those bytes of the arena that the plan gives to some value."""
     regions = [Region("workspace header", workspace.address, HEADER_BYTES, initialised=True, exempt=True)]
     spans = sorted((r.offset_bytes, r.offset_bytes + r.size_bytes) for r in generated.regions if r.size_bytes)
-    start = generated.plan.workspace_bytes if generated.regions or generated.stamps else generated.workspace_bytes
-    if generated.workspace_bytes > start:
-        name, size = "places of blocks, time stamps", generated.workspace_bytes - start
-        regions.append(Region(name, workspace.address + start, size, initialised=False, exempt=True))
+    if generated.unplanned_bytes:
+        start = workspace.address + generated.workspace_bytes - generated.unplanned_bytes
+        name, size = "places of blocks, time stamps", generated.unplanned_bytes
+        regions.append(Region(name, start, size, initialised=False, exempt=True))
     if not generated.regions and workspace.bytes.size > HEADER_BYTES:
         spans = [(HEADER_BYTES, workspace.bytes.size)]
     joined: list[list[int]] = []
