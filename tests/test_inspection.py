@@ -20,8 +20,9 @@ from trainkernel.codegen import generate
 from trainkernel.errors import DeviceError, LaunchError, OptionError
 from trainkernel.inspection import KernelReport, StageReport, inspect_kernel, loop_steps
 from trainkernel.inspection_views import format_html, format_text, format_trace
-from trainkernel.measurement import measure, sample_inputs, with_stamps
+from trainkernel.measurement import measure, with_stamps
 from trainkernel.mlp import mlp_step
+from trainkernel.sample_arrays import sample_inputs
 from trainkernel.stamps import Stamps, decode_stamps, read_stamps, stamps_bytes
 from trainkernel.target import Target
 

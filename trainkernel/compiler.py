@@ -41,6 +41,7 @@ def compile(
     device: str | None = None,
     arch: str | None = None,
     barrier_timeout_ms: float | None = None,
+    tune: bool = False,
     **options: Any,
 ) -> Kernel:
     """Compile a Program.
@@ -58,6 +59,10 @@ def compile(
     barrier_timeout_ms : float, optional
         On a GPU: a barrier not passed in that time ends the kernel and is reported by ``check`` of
         a bound launch and by a call, which then waits for the launch. None: barriers wait for ever.
+    tune : bool
+        On a GPU: measure what the cost model could have chosen otherwise, and take the fastest. That compiles
+        up to ten kernels, once: the choice is kept in the cache, by the device's name. ``kernel.tuning`` tells
+        what was measured. Results may differ from those without it by rounding.
     **options
         Those of ``trainkernel.codegen.generate``: ``inplace_outputs``, which maps the index of an
         output to that of the input it updates, and the tuning options. Without ``target``, the preset of the
@@ -80,6 +85,7 @@ def compile(
         if option not in known:
             raise OptionError(f"unknown option {option!r}; known: {', '.join(known)}")
     timeout_ns = _timeout_ns(barrier_timeout_ms)
+    asked = frozenset(option for option, value in options.items() if value is not None)
     if arch is not None:
         nvrtc.check_arch(arch)
         if arch not in PRESETS and int(arch.removeprefix("sm_").rstrip("af")) < 80:
@@ -99,14 +105,42 @@ def compile(
         _check_target(options["target"], arch)
     if isinstance(options.get("inplace_outputs"), Mapping):
         options["inplace_outputs"] = dict(options["inplace_outputs"])  # as it is now
-    cached = find_program(program, arch, options, partial(_generate, program, options))
-    stats = cached.generate() if cached.facts is None else None
     if facts is not None:
         assert arch is not None
-        return GpuKernel(program, stats, facts.index, arch, timeout_ns, cached)
+        return _on_gpu(program, facts, arch, timeout_ns, options, asked if tune else None)
+    if tune:
+        raise OptionError(f"tune=True measures kernels on a GPU, and this one is for {name or 'an architecture alone'}")
+    cached = find_program(program, arch, options, partial(_generate, program, options))
+    stats = cached.generate() if cached.facts is None else None
     if name is None:
         return Kernel(program, stats, None, arch, cached)
     return HostKernel(program, stats, name, arch, timeout_ns, cached)
+
+
+def _on_gpu(
+    program: Program,
+    facts: driver.DeviceFacts,
+    arch: str,
+    timeout_ns: int,
+    options: Mapping[str, Any],
+    tuned_beside: frozenset[str] | None,
+) -> GpuKernel:
+    """The kernel on a GPU, tuned if the options that are to stay are given."""
+
+    def build(more: Mapping[str, Any]) -> GpuKernel:
+        every = {**options, **more}
+        cached = find_program(program, arch, every, partial(_generate, program, every))
+        stats = cached.generate() if cached.facts is None else None
+        return GpuKernel(program, stats, facts.index, arch, timeout_ns, cached)
+
+    if tuned_beside is None:
+        return build({})
+    from trainkernel import tuning  # only then
+
+    found = tuning.tune(program, arch, facts.name, options, tuned_beside, build)
+    kernel = build(tuning.as_options(found.options))
+    kernel.tuning = found
+    return kernel
 
 
 def _generate(program: Program, options: Mapping[str, Any]) -> Any:

@@ -32,7 +32,11 @@ class Kernel:
         ``"cuda:0"``, ``"emulator"``, ``"reference"``; None: compiled for an architecture alone.
     arch : str or None
         What the cubin is for.
+    tuning : Tuning or None
+        What ``tune=True`` measured and took.
     """
+
+    tuning: Any = None
 
     def __init__(
         self,

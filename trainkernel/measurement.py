@@ -4,57 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
-import numpy as np
-
-from trainkernel.dtypes import DTYPES
 from trainkernel.errors import DeviceError, OptionError
 from trainkernel.inspection import BarrierReport, Interval, KernelReport, StageReport
-from trainkernel.ir import Program, ScalarSpec, TensorSpec
 from trainkernel.kernel import Kernel
-from trainkernel.ops.domains import domain_of_dtype
-from trainkernel.runtime.device_array import DeviceArray, device_put
-from trainkernel.runtime.dlpack import ArrayView
+from trainkernel.sample_arrays import bind_samples
 from trainkernel.stamps import Stamps, read_stamps
 
 WARMUP_LAUNCHES, LAUNCHES = 20, 100
-SEED = 0
 _ROUNDING_US = 1e-6
-
-
-def sample_inputs(program: Program, steps: Mapping[int, int]) -> list[Any]:
-    """Flat host arrays and scalars to run a program on.
-
-    Floats are random between -1 and 1; integers, which may be indices, and bools are zeros. A tensor's array
-    has as many elements as lie between the first and the last of its spec. A scalar is the number of steps if
-    it is a loop's length, else 1.
-    """
-    generator = np.random.default_rng(SEED)
-    values: list[Any] = []
-    for index, spec in enumerate(program.inputs):
-        if isinstance(spec, ScalarSpec):
-            values.append(steps.get(index, 1))
-            continue
-        span = max(spec.last_index + 1 - spec.offset, 0)
-        dtype = DTYPES[spec.dtype].numpy
-        if spec.dtype != "bool" and domain_of_dtype(spec.dtype).startswith("float"):
-            values.append(generator.uniform(-1, 1, span).astype(np.float32).astype(dtype))
-        else:
-            values.append(np.zeros(span, dtype))
-    return values
-
-
-@dataclass(frozen=True)
-class _View:
-    """A view, with a spec's shape and strides, of a flat array in device memory."""
-
-    array: DeviceArray
-    spec: TensorSpec
-
-    def array_view(self, stream: int | None) -> ArrayView:
-        return self.array.array_view(stream)._replace(owner=self, shape=self.spec.shape, strides=self.spec.strides)
 
 
 def measure(
@@ -78,17 +37,7 @@ def measure(
         raise DeviceError(f"time stamps are those of a GPU, and this kernel was compiled {where}")
     if not kernel.stats.stamps:
         raise OptionError("this kernel has no time stamps: compile it with stamps=True")
-    index = int(kernel.device.removeprefix("cuda:"))
-    program, inplace = kernel.program, kernel.stats.inplace_outputs
-    inputs = [
-        _View(device_put(value, index), spec) if isinstance(spec, TensorSpec) else value
-        for spec, value in zip(program.inputs, sample_inputs(program, steps), strict=True)
-    ]
-    outputs = [
-        None if position in inplace else DeviceArray(spec.shape, spec.dtype, index)
-        for position, spec in enumerate(program.outputs)
-    ]
-    bound = kernel.bind(inputs, outputs)
+    bound = bind_samples(kernel, steps)
     return read_stamps(kernel, bound.launch, bound, warmup + launches)[warmup:]
 
 

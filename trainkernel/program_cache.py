@@ -30,8 +30,8 @@ from trainkernel.target import Target
 FRONT_END = frozenset(
     ("arguments", "assemble", "autodiff", "batching", "cli", "compiler", "custom_rules", "data", "demo", "derivatives")
     + ("digits_step", "emulator", "initializers", "jacobians", "jitted", "kernel", "lax", "losses", "mlp", "nn")
-    + ("numpy", "optim", "primitives", "program_cache", "promotion", "random", "reference", "runtime", "scanning")
-    + ("shape_structs", "structure", "trace", "tree", "windows", "__init__", "__main__")
+    + ("numpy", "optim", "primitives", "program_cache", "promotion", "random", "reference", "runtime", "sample_arrays")
+    + ("scanning", "shape_structs", "structure", "trace", "tree", "tuning", "windows", "__init__", "__main__")
 )
 """Modules and packages that are not needed to make a source of a Program."""
 
