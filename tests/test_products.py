@@ -80,3 +80,16 @@ def test_a_small_product_takes_all_warps() -> None:
     alone = BlockTile(8, 1, 2, 1)
     assert block_tile_cycles(tile, 32, 32, 32, 512) < block_tile_cycles(alone, 32, 32, 32, 512)
     assert block_tile(64, 64, 64, 512).kept == 8
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+@pytest.mark.parametrize("op", ["mm", "neg"])
+def test_a_product_times_zero_needs_no_operand(op: str, dtype: str) -> None:
+    """What nobody else reads is not computed, whether or not it could be fused."""
+    b = ProgramBuilder()
+    x, w = b.input("x", (12, 8), dtype), b.input("w", (8, 8), dtype)
+    h = b.op(op, *((x, w) if op == "mm" else (x,)))
+    program = b.build([b.op("mm", b.op("addmm", b.input("c", (12, 8), dtype), h, w, alpha=0), w)])
+    for pieces in (0, 1, 2):
+        for fuse in (True, False):
+            check(program, random_inputs(program), num_blocks=2, region_pieces=pieces, fuse_pointwise=fuse)
