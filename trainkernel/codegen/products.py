@@ -26,6 +26,8 @@ _LARGE_BATCH = 8
 _HUGE_TILE = 16384
 _HUGE_BATCH = 16
 """The same of a tile that has a multiprocessor to itself: what it reads for them has to keep device memory busy."""
+_MAX_BATCH_RESULTS = 32
+"""Numbers that such a batch may have where each output has several results; a quarter of a thread's registers at most."""
 _TILE_TEMPLATES = {
     "tile": {"product_tile"},
     "tensor": {"product_tensor", "product_pipeline"},
@@ -259,6 +261,9 @@ class ProductBody(TaskBody):
         batch = self._epilogue_batch(lines, outputs)
         if outputs > _LARGE_TILE:
             batch = _HUGE_BATCH if outputs > _HUGE_TILE else _LARGE_BATCH
+        most = min(_MAX_BATCH_RESULTS, 16384 // self.threads)
+        while batch > 1 and batch * len(self.task.stores) > most:
+            batch //= 2
         whole = plan.m % plan.tile_m == plan.n % plan.tile_n == outputs % (batch * self.threads) == 0
         groups = tile_groups(plan, self.threads) if plan.path == "tile" else 1
         sizes = f"{plan.tile_m}, {plan.tile_n}, {self.threads}, {groups}, {stride}, {batch}, {flag(whole)}, {results}"
