@@ -93,3 +93,13 @@ def test_a_product_times_zero_needs_no_operand(op: str, dtype: str) -> None:
     for pieces in (0, 1, 2):
         for fuse in (True, False):
             check(program, random_inputs(program), num_blocks=2, region_pieces=pieces, fuse_pointwise=fuse)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("batch", "n"), [(0, 96), (0, 1), (2, 0), (0, 0)])
+def test_large_products_without_outputs(batch: int, n: int, dtype: str) -> None:
+    b = ProgramBuilder()
+    x, y = b.input("x", (batch, 96, 512), dtype), b.input("y", (batch, 512, n), dtype)
+    program = b.build([b.op("bmm", x, y, dtype="float32"), b.op("relu", b.input("z", (3,)))])
+    for pieces in (0, None):
+        check(program, random_inputs(program), target="sm_90a", region_pieces=pieces)
