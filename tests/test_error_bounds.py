@@ -132,7 +132,7 @@ def test_a_comparison_within_the_error_may_go_either_way() -> None:
 
 @pytest.mark.parametrize("op", ["sum", "mm"])
 def test_nothing_is_known_of_a_sum_whose_parts_overflow(op: str) -> None:
-    """A device's sum stays at the first infinity, of either sign; what is infinite from the start decides the others."""
+    """A device stays at the first infinity, of either sign; what is infinite from the start decides the others."""
     b = ProgramBuilder()
     x = b.input("x", (3, 4))
     program = b.build([b.op("sum", x, dims=(1,)) if op == "sum" else b.op("mm", x, b.input("y", (4, 1)))])

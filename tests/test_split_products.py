@@ -116,7 +116,7 @@ def test_what_is_no_number_is_as_in_float32(force_tile: ForceTile) -> None:
 
 
 @pytest.mark.parametrize("exponent", [-112, -118, -126, -133])
-def test_small_numbers_keep_what_is_a_multiple_of_the_smallest_tf32_number(exponent: int, force_tile: ForceTile) -> None:
+def test_small_numbers_keep_multiples_of_the_smallest_of_tf32(exponent: int, force_tile: ForceTile) -> None:
     """Of an operand, less than 2^-136 is lost."""
     force_tile(64, 32)
     a, b = np.ldexp(_normal((64, 96), 0), exponent).astype(np.float32), np.ldexp(_normal((96, 32), 1), 100)

@@ -27,7 +27,7 @@ _HUGE_TILE = 16384
 _HUGE_BATCH = 16
 """The same of a tile that has a multiprocessor to itself: what it reads for them has to keep device memory busy."""
 _MAX_BATCH_RESULTS = 32
-"""Numbers that such a batch may have where each output has several results; a quarter of a thread's registers at most."""
+"""Numbers of such a batch, where an output has several results; a quarter of a thread's registers at most."""
 _TILE_TEMPLATES = {
     "tile": {"product_tile"},
     "tensor": {"product_tensor", "product_pipeline"},
