@@ -339,9 +339,13 @@ def _settled(operand: Bounded, dims: tuple[int, ...], error: Array) -> Array:
 
 
 def _accumulation(op: Op, domain: str, roundings: Any, total: Array) -> Array:
-    """What adding up in another order may change; in float64 the reference's order is another as well."""
+    """What adding up in another order may change; in float64 the reference's order is another as well.
+
+    Nothing is known of a sum whose parts may overflow.
+    """
     factor = 2 if domain == "float32" else 4
-    return factor * op.max_ulps * roundings * UNITS[domain] * total
+    error: Array = factor * op.max_ulps * roundings * UNITS[domain] * total
+    return np.where(total > np.finfo(domain).max, np.inf, error)
 
 
 def _sum_error(op: Op, operand: Bounded, attrs: Mapping[str, Any], domain: str) -> list[Array]:

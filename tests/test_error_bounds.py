@@ -128,3 +128,16 @@ def test_a_comparison_within_the_error_may_go_either_way() -> None:
         assert_close([np.array([first, True])], program, inputs)
     with pytest.raises(AssertionError):
         assert_close([np.array([True, False])], program, inputs)
+
+
+@pytest.mark.parametrize("op", ["sum", "mm"])
+def test_nothing_is_known_of_a_sum_whose_parts_overflow(op: str) -> None:
+    """A device stays at the first infinity, of either sign; what is infinite from the start decides the others."""
+    b = ProgramBuilder()
+    x = b.input("x", (3, 4))
+    program = b.build([b.op("sum", x, dims=(1,)) if op == "sum" else b.op("mm", x, b.input("y", (4, 1)))])
+    large = np.float32(3e38)
+    rows = np.array([[large, large, -large, -large], [np.inf, 1, 2, 3], [1e37, 1e37, 1e37, 1e37]], np.float32)
+    (bounds,) = run_with_bounds(program, [rows] if op == "sum" else [rows, np.ones((4, 1), np.float32)])
+    error = bounds.error.reshape(-1)
+    assert np.isinf(error[0]) and error[1] == 0 and 0 < error[2] < 1e33

@@ -80,3 +80,26 @@ def test_a_small_product_takes_all_warps() -> None:
     alone = BlockTile(8, 1, 2, 1)
     assert block_tile_cycles(tile, 32, 32, 32, 512) < block_tile_cycles(alone, 32, 32, 32, 512)
     assert block_tile(64, 64, 64, 512).kept == 8
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+@pytest.mark.parametrize("op", ["mm", "neg"])
+def test_a_product_times_zero_needs_no_operand(op: str, dtype: str) -> None:
+    """What nobody else reads is not computed, whether or not it could be fused."""
+    b = ProgramBuilder()
+    x, w = b.input("x", (12, 8), dtype), b.input("w", (8, 8), dtype)
+    h = b.op(op, *((x, w) if op == "mm" else (x,)))
+    program = b.build([b.op("mm", b.op("addmm", b.input("c", (12, 8), dtype), h, w, alpha=0), w)])
+    for pieces in (0, 1, 2):
+        for fuse in (True, False):
+            check(program, random_inputs(program), num_blocks=2, region_pieces=pieces, fuse_pointwise=fuse)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("batch", "n"), [(0, 96), (0, 1), (2, 0), (0, 0)])
+def test_large_products_without_outputs(batch: int, n: int, dtype: str) -> None:
+    b = ProgramBuilder()
+    x, y = b.input("x", (batch, 96, 512), dtype), b.input("y", (batch, 512, n), dtype)
+    program = b.build([b.op("bmm", x, y, dtype="float32"), b.op("relu", b.input("z", (3,)))])
+    for pieces in (0, None):
+        check(program, random_inputs(program), target="sm_90a", region_pieces=pieces)

@@ -115,6 +115,19 @@ def test_what_is_no_number_is_as_in_float32(force_tile: ForceTile) -> None:
     assert np.allclose(found[finite], want[finite], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("exponent", [-112, -118, -126, -133])
+def test_small_numbers_keep_multiples_of_the_smallest_of_tf32(exponent: int, force_tile: ForceTile) -> None:
+    """Of an operand, less than 2^-136 is lost."""
+    force_tile(64, 32)
+    a, b = np.ldexp(_normal((64, 96), 0), exponent).astype(np.float32), np.ldexp(_normal((96, 32), 1), 100)
+    (found,) = emulate(generate(_matrix_product(64, 32, 96), **options()), [a, b]).outputs
+    want, magnitudes = a.astype(np.float64) @ b, np.abs(a).astype(np.float64) @ np.abs(b)
+    lost = np.abs(found - want)
+    assert np.all(lost <= 96 * 2.0**-23 * magnitudes + 2.0**-136 * np.abs(b).sum(0, dtype=np.float64))
+    if exponent < -120:
+        assert np.any(lost > 2.0**-20 * magnitudes)
+
+
 def test_one_product_of_tf32_keeps_a_nan(force_tile: ForceTile) -> None:
     force_tile(64, 32)
     a, b = _normal((64, 64), 0), _normal((64, 32), 1)

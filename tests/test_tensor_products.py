@@ -262,3 +262,16 @@ def test_registers_suffice_for_warpgroups(tile: tuple[int, int], threads: int, f
     source = generate(product(1024, 1024, 1024, "tn")[0], target="sm_90a", threads_per_block=threads).source
     (statistics,) = nvrtc.resource_statistics(source, "sm_90a").values()
     assert statistics.spill_store_bytes == statistics.spill_load_bytes == 0
+
+
+@pytest.mark.parametrize("outputs", [4, 6])
+def test_registers_suffice_for_several_results(outputs: int, force_tile: ForceTile) -> None:
+    """Those of a batch that a thread holds before it stores them, beside operands without aligned rows."""
+    force_tile(256, 128, "warpgroup")
+    b = ProgramBuilder()
+    x, w = b.input("x", (515, 515), "bfloat16"), b.input("w", (515, 515), "bfloat16")
+    total = b.op("mm", x, w, dtype="float32")
+    program = b.build([total, *(b.op("mul", total, 0.5 * number) for number in range(1, outputs))])
+    source = generate(program, target="sm_90a", threads_per_block=512).source
+    (statistics,) = nvrtc.resource_statistics(source, "sm_90a").values()
+    assert statistics.spill_store_bytes == statistics.spill_load_bytes == 0

@@ -432,7 +432,8 @@ def _panel_cost_us(plan: ProductPlan, target: Target, threads: int) -> float:
 def _vector_product(batch: int, m: int, n: int, k: int, target: Target, skew: int) -> ProductPlan:
     """32 outputs of a piece; a long depth is split until about every SM has a piece."""
     tiles = batch * ceil_div(max(m, n), 32)
-    split = max(1, min(MAX_SPLIT, target.num_sms // tiles, k // GEMV_CHUNK)) if k >= GEMV_SPLIT_DEPTH else 1
+    is_long = k >= GEMV_SPLIT_DEPTH and tiles > 0
+    split = max(1, min(MAX_SPLIT, target.num_sms // tiles, k // GEMV_CHUNK)) if is_long else 1
     chunk = ceil_div(ceil_div(k, split), 32) * 32 if split > 1 else k
     path, tile = ("gemv", (1, 32)) if m == 1 else ("gemv_t", (32, 1))
     return ProductPlan(path, m, n, k, *tile, k, ceil_div(k, chunk), chunk, skew, batch)
@@ -832,7 +833,7 @@ def _tensor_step_cycles(plan: ProductPlan, target: Target) -> float:
         multiply = plan.tile_k * plan.tile_m * plan.tile_n / _WARPGROUP_FMAS_PER_CYCLE
         return max(multiply, 2 * plan.tile_k * (plan.tile_m + plan.tile_n) / _COPIED_BYTES_PER_CYCLE)
     multiply = plan.tile_k / 16 * max(_TENSOR_LEAST_CYCLES, 16 * plan.tile_m * plan.tile_n / _TENSOR_FMAS_PER_CYCLE)
-    busy = min(1.0, plan.num_pieces / target.num_sms)
+    busy = min(1.0, max(1, plan.num_pieces) / target.num_sms)
     fetch = 2 * plan.tile_k * (plan.tile_m + plan.tile_n) / min(_FETCH_BYTES_PER_CYCLE, _L2_BYTES_PER_CYCLE / busy)
     return max(multiply, fetch, _FETCH_CYCLES / (pipeline_stages(plan, target) - 1))
 

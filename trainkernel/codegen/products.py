@@ -26,6 +26,8 @@ _LARGE_BATCH = 8
 _HUGE_TILE = 16384
 _HUGE_BATCH = 16
 """The same of a tile that has a multiprocessor to itself: what it reads for them has to keep device memory busy."""
+_MAX_BATCH_RESULTS = 32
+"""Numbers of such a batch, where an output has several results; a quarter of a thread's registers at most."""
 _TILE_TEMPLATES = {
     "tile": {"product_tile"},
     "tensor": {"product_tensor", "product_pipeline"},
@@ -97,7 +99,6 @@ class ProductBody(TaskBody):
         return 0 if scale_of(root, "alpha") == 0 else plan.k
 
     def _thin(self, plan: ProductPlan, root: Operation) -> list[str]:
-        self.templates.add("product_vector")
         a, b = self._operands(root)
         element = variable("i", plan.num_outputs)
         batch, m, n = delinearize(element, (plan.batch, plan.m, plan.n))
@@ -105,12 +106,16 @@ class ProductBody(TaskBody):
         tile, begin, end, head = self._depth_range(plan, root)
         domain = domain_of(root)
         c_type, function = C_TYPES[domain], "tk_thin_product"
-        if domain != "float32":
-            self.templates |= {"typed", "typed_product"}
-            function = f"tk_typed_thin_product<{c_type}>"
-        body = self._load("load_a", a, _matrix(a, batch, m, k), "tk_index k", domain)
-        body += self._load("load_b", b, _matrix(b, batch, k, n), "tk_index k", domain)
-        body.append(f"const {c_type} sum = {function}({begin}, {end}, load_a, load_b);")
+        if self._depth(plan, root) == 0:  # the operands need not be anywhere
+            body = [f"const {c_type} sum = {literal(0, domain)};"]
+        else:
+            self.templates.add("product_vector")
+            if domain != "float32":
+                self.templates |= {"typed", "typed_product"}
+                function = f"tk_typed_thin_product<{c_type}>"
+            body = self._load("load_a", a, _matrix(a, batch, m, k), "tk_index k", domain)
+            body += self._load("load_b", b, _matrix(b, batch, k, n), "tk_index k", domain)
+            body.append(f"const {c_type} sum = {function}({begin}, {end}, load_a, load_b);")
         stored = linearize((variable("s", plan.split), element), (plan.num_outputs, 1))
         body += self._finish(root, _matrix(a, batch, m, n), stored)
         head.append(f"const tk_index i = (tk_index)({tile}) * {self.threads} + threadIdx.x;")
@@ -256,6 +261,9 @@ class ProductBody(TaskBody):
         batch = self._epilogue_batch(lines, outputs)
         if outputs > _LARGE_TILE:
             batch = _HUGE_BATCH if outputs > _HUGE_TILE else _LARGE_BATCH
+        most = min(_MAX_BATCH_RESULTS, 16384 // self.threads)
+        while batch > 1 and batch * len(self.task.stores) > most:
+            batch //= 2
         whole = plan.m % plan.tile_m == plan.n % plan.tile_n == outputs % (batch * self.threads) == 0
         groups = tile_groups(plan, self.threads) if plan.path == "tile" else 1
         sizes = f"{plan.tile_m}, {plan.tile_n}, {self.threads}, {groups}, {stride}, {batch}, {flag(whole)}, {results}"
