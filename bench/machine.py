@@ -13,10 +13,11 @@ from typing import Any
 
 from trainkernel.errors import DeviceError
 from trainkernel.runtime import driver
+from trainkernel.runtime.nvrtc import nvrtc_version
 
 RESULTS = Path(__file__).resolve().parent / "results"
 HOST_DEVICES = ("reference", "emulator")
-_DISTRIBUTIONS = ("numpy", "torch", "jax", "jaxlib", "cuda-bindings", "cuda-core", "nvidia-cuda-nvrtc", "trainkernel")
+_DISTRIBUTIONS = ("numpy", "torch", "jax", "jaxlib", "cuda-bindings", "cuda-core", "trainkernel")
 
 
 def require_device(device: str) -> None:
@@ -52,10 +53,12 @@ def describe_machine(device: str) -> dict[str, Any]:
             name, driver_version = (part.strip() for part in text.strip().split(","))
         except (OSError, subprocess.CalledProcessError, ValueError):
             driver_version = "unknown"
+    # What is loaded need not be what is installed.
+    versions = {"python": platform.python_version(), "nvrtc": ".".join(map(str, nvrtc_version()))}
     return {
         "device": name,
         "driver": driver_version,
-        "versions": {"python": platform.python_version()} | {name: _version(name) for name in _DISTRIBUTIONS},
+        "versions": versions | {name: _version(name) for name in _DISTRIBUTIONS},
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }

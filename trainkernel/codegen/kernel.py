@@ -238,14 +238,15 @@ class _Body:
     def function_texts(self, blocks_per_sm: int) -> list[str]:
         """The functions; what serves several tasks stands before the first of them.
 
-        A function that is called has fewer registers. Where two blocks share a multiprocessor's, the tile of a
-        product would have to keep sums in memory, so it is inlined for each stage.
+        A function that is called has fewer registers. Where two blocks share a multiprocessor's, a product on
+        tensor cores would have to keep sums in memory while it multiplies, so it is inlined for each stage.
         """
         texts = []
         for function in self.functions:
             if isinstance(function, SharedFunction):
                 ids, stages = zip(*(self.places[id(one)] for one in function.functions), strict=True)
-                inlined = blocks_per_sm > 1 and _is_tile(function.functions[0].task)
+                plan = function.functions[0].task.plan
+                inlined = blocks_per_sm > 1 and isinstance(plan, ProductPlan) and plan.on_tensor_cores
                 texts.append(function.text(ids, stages, inlined))
             else:
                 texts.append(function)
