@@ -36,6 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("assemble",),
     ("options", "indexing", "arithmetic"),
     ("access", "passes", "products"),
+    ("reduction_plans",),
     ("alignment",),
     ("regions",),
     ("lowering",),

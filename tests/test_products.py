@@ -14,7 +14,8 @@ import trainkernel.numpy as tnp
 from trainkernel.builder import ProgramBuilder
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.options import Options
-from trainkernel.products import BlockTile, block_tile, block_tile_cycles, plan_reduction
+from trainkernel.products import BlockTile, block_tile, block_tile_cycles
+from trainkernel.reduction_plans import plan_reduction
 from trainkernel.target import Target
 
 H100 = Target.preset("sm_90")

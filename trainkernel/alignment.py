@@ -16,7 +16,7 @@ from trainkernel.access import Access, AccessWalker, ReductionSpace, scatter_coo
 from trainkernel.arithmetic import kind_of, scale_of
 from trainkernel.indexing import Index, delinearize, variable
 from trainkernel.ir import Operation, TensorSpec
-from trainkernel.products import SCATTERS
+from trainkernel.reduction_plans import SCATTERS
 
 ROW = "row"
 PARTIAL = "partial"

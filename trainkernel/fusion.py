@@ -27,7 +27,8 @@ from trainkernel.indexing import Index, variable
 from trainkernel.ir import Item, Loop, Operation, Program, TensorSpec
 from trainkernel.ops import OPS
 from trainkernel.options import Options
-from trainkernel.products import SCATTERS, ceil_div, conversion_us, plan_product, plan_reduction, stored_cast_us
+from trainkernel.products import ceil_div, conversion_us, plan_product, stored_cast_us
+from trainkernel.reduction_plans import SCATTERS, plan_reduction
 from trainkernel.regions import RegionPlan
 from trainkernel.target import Target
 

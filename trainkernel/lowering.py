@@ -20,7 +20,8 @@ from trainkernel.alignment import ROW
 from trainkernel.arithmetic import domain_of, kind_of, scale_of
 from trainkernel.ir import Item, Operation, Program, TensorSpec
 from trainkernel.options import Options
-from trainkernel.products import SCATTERS, SPLIT_REDUCTIONS, ReductionPlan, plan_product, plan_reduction, reduced_count
+from trainkernel.products import plan_product
+from trainkernel.reduction_plans import SCATTERS, SPLIT_REDUCTIONS, ReductionPlan, plan_reduction, reduced_count
 from trainkernel.regions import RegionPlan, Split, is_block_product
 from trainkernel.target import Target
 

@@ -19,16 +19,8 @@ from trainkernel.ir import Loop, Operation, Program, ScalarSpec, TensorSpec
 from trainkernel.lowering import lower
 from trainkernel.options import Options, whole_buffer
 from trainkernel.passes import normalize
-from trainkernel.products import (
-    MAX_SHARED_TILE,
-    ProductPlan,
-    ReductionPlan,
-    ScanPlan,
-    ceil_div,
-    plan_product,
-    plan_reduction,
-    plan_scan,
-)
+from trainkernel.products import MAX_SHARED_TILE, ProductPlan, ceil_div, plan_product
+from trainkernel.reduction_plans import ReductionPlan, ScanPlan, plan_reduction, plan_scan
 from trainkernel.regions import REGION_THREADS, RegionPlan, plan_region
 from trainkernel.schedule import (
     ArenaPlace,

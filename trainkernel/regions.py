@@ -29,7 +29,6 @@ from trainkernel.ir import Item, Operation, Program, TensorSpec
 from trainkernel.ops import OPS
 from trainkernel.options import Options
 from trainkernel.products import (
-    SPLIT_REDUCTIONS,
     ProductPlan,
     block_scratch_bytes,
     block_sums_bytes,
@@ -38,6 +37,7 @@ from trainkernel.products import (
     product_cost_us,
     tensor_format,
 )
+from trainkernel.reduction_plans import SPLIT_REDUCTIONS
 from trainkernel.target import Target
 
 REGION_THREADS = 512

@@ -15,7 +15,8 @@ from typing import TypeAlias
 from trainkernel.dtypes import DTYPES
 from trainkernel.ir import Loop, Operation, Program, TensorSpec
 from trainkernel.options import Options
-from trainkernel.products import SIXTEEN_BIT_PAD, ProductPlan, ReductionPlan, ScanPlan, ceil_div
+from trainkernel.products import SIXTEEN_BIT_PAD, ProductPlan, ceil_div
+from trainkernel.reduction_plans import ReductionPlan, ScanPlan
 from trainkernel.regions import Split
 from trainkernel.target import Target
 

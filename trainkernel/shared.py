@@ -29,9 +29,7 @@ from trainkernel.products import (
     SIXTEEN_BIT_FORMATS,
     SIXTEEN_BIT_PAD,
     TENSOR_DEPTHS,
-    WARP_COLUMNS,
     ProductPlan,
-    ReductionPlan,
     block_sums_bytes,
     block_tile,
     ceil_div,
@@ -40,6 +38,7 @@ from trainkernel.products import (
     stream_bytes,
     stream_columns,
 )
+from trainkernel.reduction_plans import WARP_COLUMNS, ReductionPlan
 from trainkernel.regions import Split
 from trainkernel.schedule import ArenaPlace, Place, Rounded, SharedLayout, SharedPlace, Staged, Task, runs_whole
 from trainkernel.target import Target

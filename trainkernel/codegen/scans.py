@@ -15,7 +15,8 @@ from trainkernel.indexing import Index, linearize, variable
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.ops import literal
 from trainkernel.ops.domains import domain_of_dtype
-from trainkernel.products import ReductionPlan, ScanPlan, ceil_div
+from trainkernel.products import ceil_div
+from trainkernel.reduction_plans import ReductionPlan, ScanPlan
 
 Finish = Callable[[dict[str, str], Index], list[str]]
 """From registers at an element of the task to the stores there."""
