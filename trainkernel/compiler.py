@@ -20,7 +20,7 @@ from trainkernel.errors import OptionError
 from trainkernel.ir import Program
 from trainkernel.kernel import GpuKernel, HostBound, HostKernel, Kernel
 from trainkernel.options import Options
-from trainkernel.program_cache import find_program
+from trainkernel.program_cache import CachedProgram, find_program
 from trainkernel.runtime import driver, nvrtc
 from trainkernel.target import PRESETS, Target
 
@@ -110,8 +110,7 @@ def compile(
         return _on_gpu(program, facts, arch, timeout_ns, options, asked if tune else None)
     if tune:
         raise OptionError(f"tune=True measures kernels on a GPU, and this one is for {name or 'an architecture alone'}")
-    cached = find_program(program, arch, options, partial(_generate, program, options))
-    stats = cached.generate() if cached.facts is None else None
+    cached, stats = _find(program, arch, options)
     if name is None:
         return Kernel(program, stats, None, arch, cached)
     return HostKernel(program, stats, name, arch, timeout_ns, cached)
@@ -128,9 +127,7 @@ def _on_gpu(
     """The kernel on a GPU, tuned if the options that are to stay are given."""
 
     def build(more: Mapping[str, Any]) -> GpuKernel:
-        every = {**options, **more}
-        cached = find_program(program, arch, every, partial(_generate, program, every))
-        stats = cached.generate() if cached.facts is None else None
+        cached, stats = _find(program, arch, {**options, **more})
         return GpuKernel(program, stats, facts.index, arch, timeout_ns, cached)
 
     if tuned_beside is None:
@@ -141,6 +138,12 @@ def _on_gpu(
     kernel = build(tuning.as_options(found.options))
     kernel.tuning = found
     return kernel
+
+
+def _find(program: Program, arch: str | None, options: Mapping[str, Any]) -> tuple[CachedProgram, Any]:
+    """A Program's place in the cache, and the GeneratedKernel, or None if the place holds it."""
+    cached = find_program(program, arch, options, partial(_generate, program, options))
+    return cached, cached.generate() if cached.facts is None else None
 
 
 def _generate(program: Program, options: Mapping[str, Any]) -> Any:

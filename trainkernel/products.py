@@ -173,6 +173,11 @@ class ProductPlan:
         return self.path in ("tensor", "warpgroup")
 
     @property
+    def tf32_products(self) -> int:
+        """Products of TF32 numbers that make one of float32 (path ``"split"``)."""
+        return 3 if self.tensor == "tf32x3" else 1
+
+    @property
     def num_outputs(self) -> int:
         return self.batch * self.m * self.n
 
@@ -826,7 +831,6 @@ def _tensor_step_cycles(plan: ProductPlan, target: Target) -> float:
 
 def _split_step_cycles(plan: ProductPlan) -> float:
     """Cycles of one step of a float32 tile on tensor cores: its bytes come, its numbers are split and multiplied."""
-    products = 3 if plan.tensor == "tf32x3" else 1
     elements = plan.tile_k * (plan.tile_m + plan.tile_n)
-    multiply = products * plan.tile_k * plan.tile_m * plan.tile_n / _TF32_FMAS_PER_CYCLE
+    multiply = plan.tf32_products * plan.tile_k * plan.tile_m * plan.tile_n / _TF32_FMAS_PER_CYCLE
     return 4 * elements / _LOADED_BYTES_PER_CYCLE + elements * _SPLIT_CYCLES + multiply

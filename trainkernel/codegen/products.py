@@ -238,7 +238,7 @@ class ProductBody(TaskBody):
             tile = [plan.tile_m, plan.tile_n, self._stages(plan), self.threads]
         elif plan.path == "split":
             name = "tk_split_sums"
-            tile = [plan.tile_m, plan.tile_n, self.threads, _split_products(plan)]
+            tile = [plan.tile_m, plan.tile_n, self.threads, plan.tf32_products]
         else:
             name = "tk_matrix_sums" if plain else "tk_tile_sums"
             tile = [plan.tile_m, plan.tile_n, plan.tile_k, self.threads, tile_groups(plan, self.threads), skew]
@@ -360,7 +360,7 @@ class ProductBody(TaskBody):
         if plan.is_tensor_tile:
             self.shared_bytes = max(self._stages(plan) * 2 * elements, 4 * plan.tile_m * (plan.tile_n + 4))
         elif plan.path == "split":
-            numbers = 2 if _split_products(plan) == 3 else 1
+            numbers = 2 if plan.tf32_products == 3 else 1
             self.shared_bytes = 4 * max(2 * numbers * elements, plan.tile_m * (plan.tile_n + 4))
         else:
             sums = tile_groups(plan, self.threads) * plan.tile_m * (plan.tile_n + skew)
@@ -408,11 +408,6 @@ class ProductBody(TaskBody):
             weight = self.frame.storage(access.buffer).size_bytes
             votes += weight * (_unit_stride(access.index, first) - _unit_stride(access.index, second))
         return votes > 0
-
-
-def _split_products(plan: ProductPlan) -> int:
-    """Products of TF32 numbers for one of float32."""
-    return 3 if plan.tensor == "tf32x3" else 1
 
 
 def _tile_origin(plan: ProductPlan, tile: str) -> list[str]:
