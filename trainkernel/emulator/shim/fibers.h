@@ -60,7 +60,7 @@ static const int FUNCTION_WORD = 0;  // x19
 #error "the emulator's fibers know x86-64 and aarch64 only"
 #endif
 
-static const u64 STACK_BYTES = 64 * 1024;
+static const u64 STACK_BYTES = 256 * 1024;
 static const u64 STACKS_PER_CHUNK = 256;
 static const u32 MAX_CHUNKS = 4096;
 static const u64 STACK_CANARY = 0x7472616b65726e65ull;
