@@ -289,7 +289,10 @@ def test_divergence_is_reported() -> None:
             run_kernel(body, *arguments)
 
 
-def test_a_deep_stack_is_reported() -> None:
+@pytest.mark.parametrize(
+    "order", ["forward", "reverse"]
+)  # the first thread has the lowest stack, the last another below
+def test_a_deep_stack_is_reported(order: str) -> None:
     body = """
     volatile float big[15 * 1024];
     for (int i = 0; i < 15 * 1024; i++) big[i] = x[thread];
@@ -299,5 +302,5 @@ def test_a_deep_stack_is_reported() -> None:
     __syncthreads();
     y[thread] = big[thread] + more[thread];
     """
-    with pytest.raises(EmulatorError, match=r"stack overflow|illegal address"):
-        run_kernel(body, [("x", normal(32))], [("y", (32,), F32)], threads=32, num_blocks=1)
+    with pytest.raises(EmulatorError, match=r"stack overflow in .*: a thread's local variables need more than 64 KiB"):
+        run_kernel(body, [("x", normal(32))], [("y", (32,), F32)], threads=32, num_blocks=1, order=order)

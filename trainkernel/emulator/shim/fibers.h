@@ -60,8 +60,11 @@ static const int FUNCTION_WORD = 0;  // x19
 #error "the emulator's fibers know x86-64 and aarch64 only"
 #endif
 
-static const u64 STACK_BYTES = 256 * 1024;
+static const u64 STACK_BYTES = 64 * 1024;
 static const u64 STACKS_PER_CHUNK = 256;
+// Below the stacks of a chunk nothing can be written: one that overflows must not reach the host's own memory.
+static const u64 GUARD_BYTES = 256 * 1024;
+static const u64 CHUNK_BYTES = GUARD_BYTES + STACKS_PER_CHUNK * STACK_BYTES;
 static const u32 MAX_CHUNKS = 4096;
 static const u64 STACK_CANARY = 0x7472616b65726e65ull;
 
@@ -73,12 +76,23 @@ static u8* stack_at(u64 index) {
     u64 chunk = index / STACKS_PER_CHUNK;
     while (num_stack_chunks <= chunk) {
         if (num_stack_chunks == MAX_CHUNKS) return nullptr;
-        void* memory = mmap(nullptr, STACKS_PER_CHUNK * STACK_BYTES, PROT_READ | PROT_WRITE,
+        void* memory = mmap(nullptr, CHUNK_BYTES, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (memory == MAP_FAILED) return nullptr;
+        if (mprotect(memory, GUARD_BYTES, PROT_NONE)) {
+            munmap(memory, CHUNK_BYTES);
+            return nullptr;
+        }
         stack_chunks[num_stack_chunks++] = static_cast<u8*>(memory);
     }
-    return stack_chunks[chunk] + (index % STACKS_PER_CHUNK) * STACK_BYTES;
+    return stack_chunks[chunk] + GUARD_BYTES + (index % STACKS_PER_CHUNK) * STACK_BYTES;
+}
+
+// Whether an address lies below the stacks of a chunk.
+static bool is_in_guard(uptr address) {
+    for (u32 i = 0; i < num_stack_chunks; i++)
+        if (address - reinterpret_cast<uptr>(stack_chunks[i]) < GUARD_BYTES) return true;
+    return false;
 }
 
 // Prepare a stack whose first switch calls `function`; returns the stack pointer to load.
@@ -96,5 +110,5 @@ static void* stack_prepare(u8* stack, u64 index, void (*function)()) {
 // Large grids leave many touched stacks behind: give all but the first chunks back.
 static void stacks_trim() {
     const u32 keep = 8;
-    while (num_stack_chunks > keep) munmap(stack_chunks[--num_stack_chunks], STACKS_PER_CHUNK * STACK_BYTES);
+    while (num_stack_chunks > keep) munmap(stack_chunks[--num_stack_chunks], CHUNK_BYTES);
 }

@@ -12,9 +12,9 @@ alignas(16) static u8 signal_stack[64 * 1024];
 static void on_fault(int number, siginfo_t* info, void*) {
     if (launching && current) {
         Report report = {};
-        report.kind = KIND_SEGMENTATION;
-        report.region = REGION_NONE;
         report.address = reinterpret_cast<uptr>(info->si_addr);
+        report.kind = is_in_guard(report.address) ? KIND_STACK_OVERFLOW : KIND_SEGMENTATION;
+        report.region = REGION_NONE;
         report.first = access_of(current, false);
         fatal(report);  // leaves this handler for the launching stack; SA_NODEFER kept the signal open
     }
