@@ -83,6 +83,16 @@ def test_a_small_product_takes_all_warps() -> None:
     assert block_tile(64, 64, 64, 512).kept == 8
 
 
+@pytest.mark.parametrize("shape", [(32, 32, 32), (1, 200, 100), (128, 16, 256)])
+def test_counting_stops_at_a_limit_without_another_choice(shape: tuple[int, int, int]) -> None:
+    best = block_tile_cycles(block_tile(*shape, 256), *shape, 256)
+    for tile in (BlockTile(8, 1, 2, 1), BlockTile(4, 4, 4, 4), BlockTile(1, 16, 8, 4), BlockTile(16, 2, 1, 1)):
+        cycles = block_tile_cycles(tile, *shape, 256)
+        assert cycles >= best
+        assert block_tile_cycles(tile, *shape, 256, limit=cycles + 1) == cycles
+        assert best <= block_tile_cycles(tile, *shape, 256, limit=best) <= cycles
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
 @pytest.mark.parametrize("op", ["mm", "neg"])
 def test_a_product_times_zero_needs_no_operand(op: str, dtype: str) -> None:

@@ -7,9 +7,10 @@ never on the grid or on what is fused into it: so fusing does not change a bit.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Set
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 
 from trainkernel.arithmetic import domain_of, scale_of
@@ -305,8 +306,11 @@ def panel_depth(chunk: int) -> int:
 
 def panel_bytes(plan: ProductPlan, target: Target, threads: int) -> int:
     """Shared memory of a panel product: both operands, and the sums."""
-    operands = sum(panel_floats(outer, plan.tile_k) for outer in (plan.tile_m, plan.tile_n))
-    return 4 * operands + block_sums_bytes(plan, threads, _MAX_UNROLLED_COST + 1, target)
+    return _panel_operands_bytes(plan) + block_sums_bytes(plan, threads, _MAX_UNROLLED_COST + 1, target)
+
+
+def _panel_operands_bytes(plan: ProductPlan) -> int:
+    return 4 * (panel_floats(plan.tile_m, plan.tile_k) + panel_floats(plan.tile_n, plan.tile_k))
 
 
 def panel_floats(outer: int, depth: int) -> int:
@@ -398,7 +402,8 @@ def _best_panels(
                     batch,
                 )
                 plan = _on_best_cores(plan, tensor, options.threads)
-                if panel_bytes(plan, target, options.threads) > min(target.shared_bytes_per_block, MAX_PANEL_BYTES):
+                most_bytes = min(target.shared_bytes_per_block, MAX_PANEL_BYTES)
+                if _panel_operands_bytes(plan) > most_bytes or panel_bytes(plan, target, options.threads) > most_bytes:
                     continue
                 cost = _panel_cost_us(plan, target, options.threads)
                 if best is None or cost < best[0] - 1e-9:
@@ -559,47 +564,66 @@ class BlockTile:
         """As ``tk_block_product`` takes them."""
         return (self.warp_n, self.lanes_k, self.micro_m, self.micro_n)
 
-    @property
+    @cached_property
     def warp_m(self) -> int:
         """Lanes along m."""
         return 32 // (self.warp_n * self.lanes_k)
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Rows of a tile."""
         return self.warp_m * self.micro_m
 
-    @property
+    @cached_property
     def columns(self) -> int:
         """Columns of a tile."""
         return self.warp_n * self.micro_n
 
     def num_tiles(self, m: int, n: int) -> int:
         """Tiles of a product."""
-        return ceil_div(m, self.rows) * ceil_div(n, self.columns)
+        return -(-m // self.rows) * -(-n // self.columns)
 
-    @property
+    @cached_property
+    def outputs(self) -> int:
+        """Sums of a lane."""
+        return self.micro_m * self.micro_n
+
+    @cached_property
     def kept(self) -> int:
         """Outputs of a tile that a lane finishes."""
-        return max(1, self.micro_m * self.micro_n // self.lanes_k)
+        return max(1, self.outputs // self.lanes_k)
+
+    @cached_property
+    def step_instructions(self) -> int:
+        """Instructions of a warp for four of the depth."""
+        return 4 * self.outputs + 2 * self.micro_m + 3 * self.micro_n + 6
+
+    @cached_property
+    def step_loads(self) -> float:
+        """Cycles of shared memory that they take."""
+        loads = _load_cycles(self.micro_m, self.warp_m, self.warp_n, True)
+        return loads + _load_cycles(self.micro_n, self.warp_m, self.warp_n, False)
+
+
+@lru_cache(maxsize=2)
+def _block_tiles(flat: bool) -> tuple[BlockTile, ...]:
+    micro_tiles = _MICRO_TILES + (_FLAT_MICRO_TILES if flat else ())
+    return tuple(BlockTile(*lanes, *micro) for micro in micro_tiles for lanes in _WARP_LANES)
 
 
 @lru_cache(maxsize=4096)
 def block_tile(m: int, n: int, k: int, threads: int) -> BlockTile:
     """The fastest use of a block's warps by a count of cycles."""
     best: tuple[float, BlockTile] | None = None
-    for micro_m, micro_n in _MICRO_TILES + (_FLAT_MICRO_TILES if m <= 2 else ()):
-        for warp_n, lanes_k in _WARP_LANES:
-            tile = BlockTile(warp_n, lanes_k, micro_m, micro_n)
-            columns = warp_n * micro_n
-            # Lanes along m that nothing else needs do no harm.
-            if (columns > 1 and columns >= 2 * n) or (micro_m > 1 and tile.rows >= 2 * m):
-                continue
-            if lanes_k > 1 and 2 * lanes_k >= k:
-                continue
-            cost = block_tile_cycles(tile, m, n, k, threads)
-            if best is None or cost < best[0]:
-                best = (cost, tile)
+    for tile in _block_tiles(m <= 2):
+        # Lanes along m that nothing else needs do no harm.
+        if (tile.columns >= 2 * n and tile.columns > 1) or (tile.rows >= 2 * m and tile.micro_m > 1):
+            continue
+        if 2 * tile.lanes_k >= k and tile.lanes_k > 1:
+            continue
+        cost = block_tile_cycles(tile, m, n, k, threads, math.inf if best is None else best[0])
+        if best is None or cost < best[0]:
+            best = (cost, tile)
     assert best is not None
     return best[1]
 
@@ -712,29 +736,30 @@ def block_sums_bytes(plan: ProductPlan, threads: int, epilogue_cost: float, targ
     return 0 if cheap or outputs <= threads // 2 else 4 * outputs
 
 
-def block_tile_cycles(tile: BlockTile, m: int, n: int, k: int, threads: int) -> float:
+def block_tile_cycles(tile: BlockTile, m: int, n: int, k: int, threads: int, limit: float = math.inf) -> float:
     """Cycles of a multiprocessor: rounds of tiles, one for each warp, by steps of four along the depth.
 
     A step takes what the four schedulers need to issue the instructions of all warps, or what shared memory
     needs, or what one warp needs alone, whose dependent sums nothing hides. Before the steps comes the latency
     of the loads, after them the lanes along the depth add up their sums by shuffles, and the results are finished.
+    Once ``limit`` is reached the rest is not counted.
     """
     tiles = tile.num_tiles(m, n)
     warps = min(threads // 32, tiles)
-    busiest, outputs = ceil_div(warps, 4), tile.micro_m * tile.micro_n
-    instructions = 4 * outputs + 2 * tile.micro_m + 3 * tile.micro_n + 6
-    loads = _load_cycles(tile.micro_m, tile.warp_m, tile.warp_n, True)
-    loads += _load_cycles(tile.micro_n, tile.warp_m, tile.warp_n, False)
+    busiest, instructions = -(-warps // 4), tile.step_instructions
     # The loads of two steps are under way together if they are few.
-    latency = _LONE_WARP_CYCLES / (2 if outputs <= _MAX_TOGETHER else 1)
-    step = max(busiest * instructions, warps * loads, latency + _LONE_WARP_FACTOR * instructions)
-    merged, sums, lanes = 0.0, outputs, tile.lanes_k
+    latency = _LONE_WARP_CYCLES / (2 if tile.outputs <= _MAX_TOGETHER else 1)
+    step = max(busiest * instructions, warps * tile.step_loads, latency + _LONE_WARP_FACTOR * instructions)
+    rounds, steps = -(-tiles // (threads // 32)), -(-k // (4 * tile.lanes_k))
+    multiplied = _LONE_WARP_CYCLES + steps * step
+    if rounds * multiplied >= limit:
+        return rounds * multiplied
+    merged, sums, lanes = 0.0, tile.outputs, tile.lanes_k
     while lanes > 1:
         sums, lanes = max(1, sums // 2), lanes // 2
         merged += max(_SHUFFLE_CYCLES, 4 * busiest * sums, warps * sums)
     finished = max(_FINISH_CYCLES, _FINISH_INSTRUCTIONS * busiest) * tile.kept
-    steps = ceil_div(ceil_div(k, 4), tile.lanes_k)
-    return ceil_div(tiles, threads // 32) * (_LONE_WARP_CYCLES + steps * step + merged + finished)
+    return rounds * (multiplied + merged + finished)
 
 
 @lru_cache(maxsize=1024)
