@@ -88,6 +88,9 @@ def pointwise_reads(operation: Operation, coordinates: Sequence[Index]) -> Itera
 
 # ---------------------------------------------------------------------------- indexed operations
 
+PICKS = ("take", "dynamic_slice")
+"""Operations that read at most as many elements of their first operand as they have results."""
+
 
 def _moved(coordinate: Index, size: int) -> Index:
     """A coordinate somewhere along a dim of ``size``, in step with another one.

@@ -21,7 +21,7 @@ from math import prod
 from operator import mul
 from typing import Any
 
-from trainkernel.access import AccessWalker
+from trainkernel.access import PICKS, AccessWalker
 from trainkernel.alignment import PARTIAL, ROW, accesses, by_alignment
 from trainkernel.arithmetic import domain_of, kind_of, scale_of
 from trainkernel.dtypes import DTYPES
@@ -287,9 +287,7 @@ class _Classification:
     def _place(self, operation: Operation) -> None:
         operands = {spec.buffer for spec in operation.tensor_inputs}
         read_rows = operands & self._rows
-        strangers = operands - self._rows - self._cuts.inputs.keys() - self._outside
-        if kind_of(operation) != "pointwise":
-            strangers -= self._free
+        strangers = operands - self._rows - self._cuts.inputs.keys() - self._outside - self._free
         if (read_rows - self._shallow) or (operands & self._outside) or not strangers:
             reads = self._cuts.reads(operation, ROW)
             if reads is not None:
@@ -366,7 +364,8 @@ def _product_flops(operation: Operation) -> int:
 class _ItemCost:
     """What the model needs of an item: an operation's numbers, or a loop's operands and results alone.
 
-    ``read_whole`` are the operands of which every row reads everything, ``leading`` the first size of each.
+    ``read_whole`` are the operands of which every row reads everything, ``leading`` the first size of each,
+    ``picked_bytes`` what it reads at most of an operand from which it picks elements by an index.
     """
 
     operation: Operation | None
@@ -380,6 +379,7 @@ class _ItemCost:
     stage_us: float
     read_whole: tuple[str, ...]
     leading: Mapping[str, int]
+    picked_bytes: Mapping[str, int]
     tensor: str = ""
 
     @staticmethod
@@ -387,7 +387,7 @@ class _ItemCost:
         operands = tuple(spec.buffer for spec in item.tensor_inputs)
         outputs = tuple(spec.buffer for spec in item.outputs)
         if not isinstance(item, Operation) or not _num_elements(item):
-            return _ItemCost(None, outputs[0], operands, outputs, "", 0, 0, 0, 0.0, (), {})
+            return _ItemCost(None, outputs[0], operands, outputs, "", 0, 0, 0, 0.0, (), {}, {})
         kind = kind_of(item)
         return _ItemCost(
             item,
@@ -401,6 +401,7 @@ class _ItemCost:
             _stage_us(item, target, options),
             _read_whole(item),
             {spec.buffer: spec.shape[0] if spec.ndim else 0 for spec in item.tensor_inputs},
+            _picked_bytes(item),
             _format_of(item, options) if kind == "product" else "",
         )
 
@@ -520,7 +521,9 @@ class RegionCost:
         uses: dict[str, int] = {}
         for item in inside:
             for name in item.operands:
-                if name not in plan.rows:
+                if name in item.picked_bytes:
+                    piece_us += item.picked_bytes[name] / split.pieces / _BLOCK_BYTES_PER_US
+                elif name not in plan.rows:
                     uses[name] = uses.get(name, 0) + (item.kind == "product")
         common = {item_name for item in inside for item_name in item.read_whole} & uses.keys() - plan.partials
         once_us = 0.0
@@ -572,14 +575,16 @@ class RegionCost:
         """What a block fetches for a piece: what it keeps, and what does not fit, with each use."""
         room = 0.6 * self._target.shared_bytes_per_block
         uses: dict[tuple[str, bool], int] = {}
+        kept, streamed = 0.0, 0.0
         for item in inside:
             product = item.kind == "product"
             whole = item.read_whole if item.name in plan.rows and plan.split.label > 1 else ()
             for name in item.operands:
-                if name not in plan.rows:
+                if name in item.picked_bytes:
+                    streamed += item.picked_bytes[name] / plan.split.pieces
+                elif name not in plan.rows:
                     key = name, name not in whole and (product or item.leading[name] == plan.split.label)
                     uses[key] = uses.get(key, 0) + product
-        kept, streamed = 0.0, 0.0
         for (buffer, own), count in uses.items():
             size = self._sizes[buffer] / (plan.split.pieces if own else 1)
             room -= size
@@ -592,19 +597,19 @@ class RegionCost:
         finished: dict[str, tuple[float, bool]] = {}
         work_us, barrier_us = 0.0, self._target.grid_barrier_us
         for item in self._items:
-            start_us, after_rows, after_grid = 0.0, False, False
+            rows_us, grid_us, after_rows = 0.0, 0.0, False
             for name in item.operands:
                 if name in finished:
                     us, near = finished[name]
-                    start_us = max(start_us, us)
                     after_rows |= near
-                    after_grid |= not near and us > 0
+                    rows_us, grid_us = (max(rows_us, us), grid_us) if near else (rows_us, max(grid_us, us))
+            start_us = max(rows_us, grid_us)
             own_us, inside = 0.0, plan is not None and plan.has(item.name)
             if inside and plan is not None:
                 if item.name in plan.partials and plan.split.pieces > 1:
                     own_us, inside = barrier_us + _GRID_PART_US, False
-                elif after_grid:
-                    own_us = _REGION_US
+                elif grid_us > rows_us:
+                    own_us = _REGION_US  # the region waits here
             elif item.operation is not None:
                 own_us = item.stage_us
                 if item.kind == "product":
@@ -620,6 +625,15 @@ def _read_whole(operation: Operation) -> tuple[str, ...]:
     if kind_of(operation) != "product" or operation.inputs[-1].ndim == 3:  # type: ignore[union-attr]
         return ()
     return tuple(spec.buffer for spec in operation.tensor_inputs[:-2] + operation.tensor_inputs[-1:])
+
+
+def _picked_bytes(operation: Operation) -> dict[str, int]:
+    """What an operation reads at most of an operand from which it picks elements by an index."""
+    if operation.op not in PICKS:
+        return {}
+    table = operation.tensor_inputs[0]
+    most = min(table.num_elements, _num_elements(operation))
+    return {table.buffer: DTYPES[table.dtype].itemsize_bytes * most}
 
 
 def _part_us(item: _ItemCost, pieces: int, partial: bool, threads: int) -> float:

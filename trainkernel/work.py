@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 
+from trainkernel.access import PICKS
 from trainkernel.arithmetic import kind_of
 from trainkernel.dtypes import DTYPES
 from trainkernel.ir import Operation, TensorSpec
@@ -13,8 +14,6 @@ from trainkernel.ops import OPS
 from trainkernel.products import ProductPlan
 from trainkernel.schedule import Schedule, SharedPlace, Task
 from trainkernel.target import Target
-
-_PICKS = ("take", "dynamic_slice")
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def _reach(operation: Operation, operand: TensorSpec) -> int:
     if operand.num_elements == 0:
         return 0
     elements = prod(size for size, stride in zip(operand.shape, operand.strides, strict=True) if stride)
-    return min(elements, operation.outputs[0].num_elements) if operation.op in _PICKS else elements
+    return min(elements, operation.outputs[0].num_elements) if operation.op in PICKS else elements
 
 
 def _flops(task: Task, operations: list[Operation]) -> int:

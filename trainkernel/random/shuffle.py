@@ -11,8 +11,9 @@ sends into the rest walks on through it until it comes out (cycle walking). That
 bounded number of steps: a walk stays on one cycle of a permutation, so it meets each of the
 ``a * b - size`` elements of the rest at most once before it comes out, and as the walk from each
 index below the size ends at the first such index on its cycle, no two walks end at the same one:
-every index is hit exactly once. The ends of the walks from the rest are a table of that many
-entries, so an index costs one network and a look-up.
+every index is hit exactly once. For a long order the ends of the walks from the rest are a table of
+that many entries, so an index costs one network and a look-up; the few indices of a mini-batch walk
+each by itself, so that none waits for a table.
 
 A short order, of which a network has too few, is the rank of each of its random words.
 """
@@ -34,6 +35,7 @@ from trainkernel.trace import as_value, at_user_line, aval_of, is_scalar
 Value = Any
 
 LONGEST_RANKED = 256
+MOST_WALKERS = 4096
 MAX_SIZE = 2**31 - 1
 _ROUNDS = 6
 
@@ -195,13 +197,21 @@ def _walked(key: Value, place: Value, size: int) -> Value:
     a, other = domain_of(size)
     rest = a * other - size
     image = _permuted(key, b.cast(place, "uint32"), a, other)
-    if rest:
-        end = b.add(b.iota(rest, "uint32"), size)
-        for _ in range(rest):
-            end = b.where(b.compare(end, size, "ge"), _permuted(key, end, a, other), end)
+    if math.prod(place.shape) <= MOST_WALKERS:
+        image = _walk_on(key, image, size)
+    elif rest:
+        end = _walk_on(key, b.add(b.iota(rest, "uint32"), size), size)
         outside = b.compare(image, size, "ge")
         image = b.where(outside, b.take(end, b.where(outside, b.sub(image, size), 0)), image)
     return b.cast(image, "int32")
+
+
+def _walk_on(key: Value, x: Value, size: int) -> Value:
+    """The ends of the walks from elements of the network's domain, uint32."""
+    a, other = domain_of(size)
+    for _ in range(a * other - size):
+        x = b.where(b.compare(x, size, "ge"), _permuted(key, x, a, other), x)
+    return x
 
 
 def _permuted(key: Value, x: Value, a: int, other: int) -> Value:
