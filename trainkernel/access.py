@@ -98,7 +98,7 @@ def _moved(coordinate: Index, size: int) -> Index:
     The variable has the range of the dim, so that no quotient or remainder makes it vanish that
     would not make the true coordinate vanish.
     """
-    return ZERO if size <= 1 else coordinate + variable("?", size)
+    return ZERO if size <= 1 else (coordinate + variable("?", size)) % size
 
 
 def clamped_start(start: Operand, room: int) -> int | None:

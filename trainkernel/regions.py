@@ -41,8 +41,11 @@ from trainkernel.reduction_plans import SPLIT_REDUCTIONS
 from trainkernel.target import Target
 
 REGION_THREADS = 512
+_DRAWING = ("random_bits", *PICKS)
 _MIN_MEETINGS = 2
 _MAX_LABELS = 3
+_MAX_BATCHES = 2
+_MIN_BATCH = 8
 _MAX_TRIALS = 12
 _MIN_TRIAL_FLOPS = 1_000_000
 _SLAB_SHARE = 1.2
@@ -193,18 +196,42 @@ def _asked(label: int, pieces: int) -> list[int]:
 
 
 def _labels(program: Program, operations: list[Operation]) -> list[int]:
-    """One, and the numbers of rows of inputs (examples, or examples times places) that most of the work has."""
-    sizes = {size for spec in program.inputs if isinstance(spec, TensorSpec) for size in _numbers_of_rows(spec)}
+    """One, the numbers of rows (examples, or examples times places) that most of the work has, and those of batches.
+
+    They are rows of inputs, or of what is drawn from them (random points, a shuffled mini-batch). A batch is what is
+    drawn, or an input that is no state; its rows may cut work that has more of them (images, whose places are rows).
+    """
+    states = {spec.shape for spec in program.outputs}
+    inputs = [spec for spec in program.inputs if isinstance(spec, TensorSpec)]
+    sizes = {size for spec in inputs for size in _numbers_of_rows(spec)}
+    batches = {spec.shape[0] for spec in inputs if spec.ndim and spec.shape not in states}
+    drawn = set[str]()
+    for operation in operations:
+        if _is_drawn(operation, drawn) and kind_of(operation) == "pointwise":
+            drawn |= {spec.buffer for spec in operation.outputs}
+            sizes |= set(_numbers_of_rows(operation.outputs[0]))
+            batches |= set(operation.outputs[0].shape[:1])
     work: dict[int, int] = {}
     for operation in operations:
         leading = operation.outputs[0].shape[:1]
-        if leading and leading[0] > 1 and leading[0] in sizes:
+        if leading and leading[0] > 1:
             flops = _product_flops(operation) if kind_of(operation) == "product" else 0
             if kind_of(operation) == "reduction":
                 flops = sum(spec.num_elements for spec in operation.tensor_inputs)
             work[leading[0]] = work.get(leading[0], 0) + flops
-    ranked = sorted((size for size in work if work[size]), key=lambda size: (-work[size], -size))
-    return [1, *ranked[:_MAX_LABELS]]
+
+    def cut_work(size: int) -> int:
+        return sum(flops for rows, flops in work.items() if rows % size == 0)
+
+    ranked = sorted((size for size in work if work[size] and size in sizes), key=lambda size: (-work[size], -size))
+    labels = [1, *ranked[:_MAX_LABELS]]
+    others = {size for size in batches - set(labels) if size >= _MIN_BATCH and cut_work(size)}
+    return labels + sorted(others, key=lambda size: (-cut_work(size), -size))[:_MAX_BATCHES]
+
+
+def _is_drawn(operation: Operation, drawn: Set[str]) -> bool:
+    """Whether an operation draws its results by random numbers or indices, or continues what is ``drawn``."""
+    return operation.op in _DRAWING or any(spec.buffer in drawn for spec in operation.tensor_inputs)
 
 
 def _numbers_of_rows(spec: TensorSpec) -> list[int]:
@@ -266,8 +293,9 @@ class _Classification:
     ``weak`` rows come from no operand with rows of its own (a mask, a function of weights alone);
     one of these or a ``shallow`` one that an operation with rows reads elsewhere than in its own is ``misread``, and
     better whole. ``shallow`` rows are pointwise functions of inputs alone (a moment times its decay): no reason to cut
-    what continues a result of the whole grid. ``free`` is what every block can evaluate of inputs alone (a weight
-    rounded to 16 bits).
+    what continues a result of the whole grid. ``evaluable`` is what every block can evaluate of inputs alone (a weight
+    rounded to 16 bits), ``free`` that of it which is no row; ``drawn`` is what random numbers or indices make of it
+    (points, a mini-batch), and the rows that continue it.
     """
 
     def __init__(self, cuts: Cuts, whole: set[str], outside: frozenset[str]) -> None:
@@ -277,12 +305,14 @@ class _Classification:
         self._weak: set[str] = set()
         self._shallow: set[str] = set()
         self._partials: set[str] = set()
+        self._evaluable: set[str] = set()
         self._free: set[str] = set()
+        self._drawn: set[str] = set()
         self.misread: set[str] = set()
         for operation in cuts.operations:
             if operation.outputs[0].buffer not in whole:
                 self._place(operation)
-            self._note_free(operation)
+            self._note(operation)
 
     def _place(self, operation: Operation) -> None:
         operands = {spec.buffer for spec in operation.tensor_inputs}
@@ -292,10 +322,10 @@ class _Classification:
             reads = self._cuts.reads(operation, ROW)
             if reads is not None:
                 own, astray = reads
-                vague = self._weak | self._shallow
-                if astray & self._rows and astray & self._rows <= vague and self._has_rows(read_rows - vague, own):
-                    self.misread |= astray & self._rows
-                if not astray & self._rows and (own & self._outside or not strangers or own & self._rows):
+                misread = astray & self._rows
+                if misread and self._are_better_whole(misread, operands, own):
+                    self.misread |= misread
+                if not misread and (own & self._outside or not strangers or own & self._rows):
                     self._take(operation, read_rows, own)
                     return
         if read_rows or operands & self._outside:
@@ -303,14 +333,28 @@ class _Classification:
             if reads is not None and reads[0] & (self._rows | self._outside) and not reads[1] & self._rows:
                 self._partials.add(operation.outputs[0].buffer)
 
-    def _has_rows(self, read: set[str], own: frozenset[str]) -> bool:
+    def _are_better_whole(self, misread: Set[str], operands: Set[str], own: frozenset[str]) -> bool:
+        """Whether what an operation reads elsewhere than in its own rows should be no rows, for its own to be some."""
+        vague = self._weak | self._shallow
+        if not misread <= vague:
+            return False
+        return self._has_rows(operands & self._rows - vague, own) or (
+            misread <= self._evaluable and not operands.isdisjoint(self._drawn)
+        )
+
+    def _has_rows(self, read: Set[str], own: frozenset[str]) -> bool:
         """Whether what an operation reads by rows is rows of the batch: of an input, or of others that have them."""
         return bool(read) or bool(own & self._outside) or self._cuts.has_row_of_input(own)
 
-    def _note_free(self, operation: Operation) -> None:
+    def _note(self, operation: Operation) -> None:
+        """What an operation's results are beside rows or partials."""
         operands = {spec.buffer for spec in operation.tensor_inputs}
-        if kind_of(operation) == "pointwise" and operands <= self._cuts.inputs.keys() | self._free:
-            self._free |= {spec.buffer for spec in operation.outputs} - self._rows
+        outputs = {spec.buffer for spec in operation.outputs}
+        if kind_of(operation) == "pointwise" and operands <= self._cuts.inputs.keys() | self._evaluable:
+            self._evaluable |= outputs
+            self._free |= outputs - self._rows
+        if _is_drawn(operation, self._drawn) and outputs <= self._evaluable | self._rows:
+            self._drawn |= outputs
 
     def _take(self, operation: Operation, read_rows: set[str], own: frozenset[str]) -> None:
         """An operation computed row by row."""
@@ -322,8 +366,9 @@ class _Classification:
             self._shallow |= outputs
 
     def result(self) -> tuple[frozenset[str], frozenset[str]]:
-        """Rows, without weak and shallow ones that no other row needs, and partials."""
-        kept = self._rows - self._weak - (self._shallow if self._cuts.label > 1 else set())
+        """Rows and partials, without rows that no other needs: weak ones not computed of drawn ones, shallow ones."""
+        loose = self._weak - (self._drawn - self._evaluable)
+        kept = self._rows - loose - (self._shallow if self._cuts.label > 1 else set())
         for operation in reversed(self._cuts.operations):
             name = operation.outputs[0].buffer
             if name in kept or name in self._partials:

@@ -14,7 +14,7 @@ from trainkernel.codegen.near import Epilogue, NearOperand, multiply
 from trainkernel.codegen.regions import BlockProduct
 from trainkernel.codegen.text import block, flag, function_object
 from trainkernel.codegen.values import ValueScope
-from trainkernel.indexing import ZERO, Index, Variable, delinearize, linearize, variable
+from trainkernel.indexing import ZERO, Index, Remainder, Variable, delinearize, linearize, variable
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.ops import literal
 from trainkernel.products import GROUPED_ROWS, PANEL_PAD, ProductPlan, ceil_div, pipeline_stages, tile_groups
@@ -436,7 +436,14 @@ def _tile_origin(plan: ProductPlan, tile: str) -> list[str]:
 
 
 def _unit_stride(index: Index, name: str) -> bool:
-    return any(isinstance(atom, Variable) and atom.name == name and scale == 1 for atom, scale in index.terms)
+    """Whether the next value of a variable is the next element, wrapping aside."""
+    atoms = [atom for atom, scale in index.terms if scale == 1]
+    return any(
+        atom.name == name
+        if isinstance(atom, Variable)
+        else isinstance(atom, Remainder) and _unit_stride(atom.inner, name)
+        for atom in atoms
+    )
 
 
 def _matrix(operand: TensorSpec, batch: Index, row: Index, column: Index) -> tuple[Index, ...]:
