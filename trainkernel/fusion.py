@@ -15,7 +15,7 @@ A value of a task is stored only if another task, a loop or an output needs it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from trainkernel.access import Access, AccessWalker
@@ -36,6 +36,7 @@ _EVALUATIONS_PER_US = 7.0e6
 _MAX_SINGLE_USE_US = 1.5
 _MAX_RECOMPUTE_US = 0.5
 _MAX_CHAIN_COST = 200.0
+_MIN_EARLY_COST = 10.0
 # Python recurses through nested values, and an index of views that do not cancel grows by a
 # factor with each of them.
 _MAX_INLINED_DEPTH = 32
@@ -83,16 +84,26 @@ class FusedProgram:
     inlined: Mapping[str, Operation]
 
 
-def form_tasks(program: Program, target: Target, options: Options, region: RegionPlan | None = None) -> FusedProgram:
-    """Group the operations of a lowered program into tasks, those of a region apart from the others."""
+def form_tasks(
+    program: Program,
+    target: Target,
+    options: Options,
+    region: RegionPlan | None = None,
+    updates: Set[str] = frozenset(),
+) -> FusedProgram:
+    """Group the operations of a lowered program into tasks, those of a region apart from the others.
+
+    ``updates`` are the outputs that take over an input's storage.
+    """
     live = [item for item in program.operations if any(spec.num_elements for spec in item.outputs)]
-    must_store = {spec.buffer for spec in program.outputs}
-    for item in live:
-        if isinstance(item, Loop):
-            must_store.update(spec.buffer for spec in item.inputs if spec.num_elements)
+    looped = {spec.buffer for item in live if isinstance(item, Loop) for spec in item.inputs if spec.num_elements}
+    must_store = {spec.buffer for spec in program.outputs} | looped
     if region is not None:
         must_store |= _leaving(live, region)
-    former = _Former(program, options, _may_inline(program, live, must_store, target, options), region)
+    scalars = _Scalars(program, live, region)
+    reports = scalars.reports & must_store - looped - updates
+    kept = must_store - reports | scalars.early(_chain_costs(live))
+    former = _Former(program, options, _may_inline(program, live, kept, target, options), region, reports)
     for item in live:
         former.add(item)
     drafts = former.finish(must_store)
@@ -114,6 +125,56 @@ def _leaving(live: list[Item], region: RegionPlan) -> set[str]:
 
 
 # ---------------------------------------------------------------------------- what may be inlined
+
+
+class _Scalars:
+    """The pointwise operations with one result, by what they wait for and who waits for them.
+
+    Attributes
+    ----------
+    reports : set of str
+        Those that wait for a sum or a product and have readers (the norm of a gradient): where they are returned,
+        too, their readers need not wait for the task that stores them.
+    """
+
+    def __init__(self, program: Program, live: list[Item], region: RegionPlan | None) -> None:
+        self._inputs = {spec.buffer for spec in program.inputs}
+        self._readers: dict[str, list[Item]] = {}
+        self._waiting: set[str] = set()
+        self._region = region
+        scalars: list[Operation] = []
+        for item in live:
+            operands = {spec.buffer for spec in item.tensor_inputs}
+            for name in operands:
+                self._readers.setdefault(name, []).append(item)
+            if isinstance(item, Loop) or kind_of(item) != "pointwise" or not operands.isdisjoint(self._waiting):
+                self._waiting |= {spec.buffer for spec in item.outputs}
+            if isinstance(item, Operation) and kind_of(item) == "pointwise" and item.outputs[0].num_elements == 1:
+                scalars.append(item)
+        self._names = {operation.outputs[0].buffer for operation in scalars}
+        self.reports = {name for name in self._names & self._waiting if name in self._readers}
+
+    def early(self, costs: Mapping[str, float]) -> set[str]:
+        """Functions of inputs (a learning rate of the step's number) that only tasks of later stages read.
+
+        One thread can compute them meanwhile, and a state that they read has no late readers, who would have to be
+        waited for before it is overwritten.
+        """
+        ready = self._names - self._waiting
+        return {
+            name
+            for name in ready
+            if costs[name] >= _MIN_EARLY_COST
+            and self._outer(name, ready)
+            and all(map(self._is_late, self._outer(name, ready)))
+        }
+
+    def _outer(self, name: str, ready: set[str]) -> list[Item]:
+        return [item for item in self._readers.get(name, ()) if item.outputs[0].buffer not in ready]
+
+    def _is_late(self, item: Item) -> bool:
+        name = item.outputs[0].buffer
+        return name in self._waiting and not (self._region is not None and self._region.has(name))
 
 
 def _chain_costs(live: list[Item]) -> dict[str, float]:
@@ -234,8 +295,11 @@ def _operand_evaluations(item: Item, count: float, target: Target, options: Opti
 class _Former:
     """Goes through the operations in order, keeping the task and level of each stored value."""
 
-    def __init__(self, program: Program, options: Options, may_inline: set[str], region: RegionPlan | None) -> None:
+    def __init__(
+        self, program: Program, options: Options, may_inline: set[str], region: RegionPlan | None, reports: set[str]
+    ) -> None:
         self._program = program
+        self._reports = reports
         self._region = region
         self._options = options
         self._may_inline = may_inline
@@ -299,6 +363,8 @@ class _Former:
         elif out.buffer in self._may_inline and nests and not shared:
             self.inlined[out.buffer] = operation
             self._depths[out.buffer] = depth
+            if out.buffer in self._reports:
+                self._open(TaskDraft("pointwise", level + 1, 1, members=[operation], inside=self._inside(operation)))
         elif self._groups(latest, same_element):
             self._join(latest, operation)
         else:

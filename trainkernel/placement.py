@@ -107,7 +107,8 @@ def _schedule_level(
     """The schedule of a program, or of one loop's body."""
     region = regions[id(program)]
     program = lower(program, target, options, region)
-    fused = form_tasks(program, target, options, region)
+    updates = {program.outputs[index].buffer for index in inplace_outputs}
+    fused = form_tasks(program, target, options, region, updates)
     graph = _Graph(program, fused, target, options, region, regions, loop)
     graph.place_outputs(inplace_outputs)
     return Schedule(

@@ -1,0 +1,78 @@
+"""Values with one element on the way through a step: a norm that is reported, a rate that follows a count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import check
+
+import trainkernel as tk
+import trainkernel.numpy as tnp
+from trainkernel import optim
+from trainkernel.builder import ProgramBuilder
+from trainkernel.codegen import generate
+
+RNG = np.random.default_rng(0)
+PARAMS = {name: RNG.standard_normal(shape, np.float32) for name, shape in {"a": (6, 5), "b": (5,), "c": (1,)}.items()}
+X = RNG.standard_normal((8, 6), np.float32)
+OPTIMIZER = optim.chain(
+    optim.clip_by_global_norm(0.5), optim.adam(optim.warmup_cosine_decay_schedule(0.0, 0.1, 3, 20, 0.01))
+)
+
+
+def step(state: Any, x: Any) -> Any:
+    params, moments = state
+
+    def loss(p: Any) -> Any:
+        return tnp.mean(tnp.square(tnp.tanh(x @ p["a"] + p["b"]).sum(axis=1, keepdims=True) * p["c"]))
+
+    grads = tk.grad(loss)(params)
+    updates, moments = OPTIMIZER.update(grads, moments, params)
+    return (optim.apply_updates(params, updates), moments), optim.global_norm(grads)
+
+
+def lower(*, loop: bool) -> Any:
+    def steps(state: Any, x: Any) -> Any:
+        return tk.scan(lambda carry, _: step(carry, x), state, None, length=3)
+
+    function = steps if loop else step
+    return tk.jit(function, donate_argnums=0, device="reference").lower((PARAMS, OPTIMIZER.init(PARAMS)), X)
+
+
+@pytest.mark.parametrize("loop", [False, True])
+def test_nobody_waits_for_a_reported_norm_or_for_a_count(loop: bool) -> None:
+    """Gradients, their sums of squares, the update: the norm is stored beside it, the rate computed before it."""
+    lowered = lower(loop=loop)
+    options: dict[str, Any] = {"inplace_outputs": dict(lowered.inplace_outputs), "region_pieces": 2}
+    generated = generate(lowered.program, **options)
+    schedule = generated.schedule
+    if loop:
+        schedule = next(task.loop.schedule for stage in schedule.stages for task in stage.tasks if task.loop)
+    assert len(schedule.stages) == 3, str(schedule)
+    inputs = [np.array(leaf) for leaf in tk.tree.leaves(((PARAMS, OPTIMIZER.init(PARAMS)), X))]
+    for num_blocks, order in ((1, "forward"), (3, "reverse"), (4, 1)):
+        check(lowered.program, inputs, num_blocks=num_blocks, order=order, **options)
+
+
+def test_a_returned_scalar_is_stored_once_and_evaluated_by_its_readers() -> None:
+    b = ProgramBuilder()
+    x = b.input("x", (4096,))
+    norm = b.op("sqrt", b.op("sum", b.op("mul", x, x), dims=(0,)))
+    scaled = b.op("div", x, norm.broadcast_to((4096,)))
+    program = b.build([scaled, norm])
+    generated = check(program, [RNG.standard_normal(4096, np.float32)], num_blocks=3)
+    assert len(generated.schedule.stages) == 2
+    assert sum(norm.buffer in task.stores for stage in generated.schedule.stages for task in stage.tasks) == 1
+
+
+def test_a_scalar_state_that_is_updated_in_place_is_written_once() -> None:
+    """Its readers take the stored value: if they evaluated it, they would have to run before it is overwritten."""
+    b = ProgramBuilder()
+    x, mean = b.input("x", (300,)), b.input("mean", ())
+    new = b.op("add", b.op("mul", mean, 0.9), b.op("sum", x, dims=(0,)))
+    program = b.build([new, b.op("sub", x, new.broadcast_to((300,)))])
+    inputs = [RNG.standard_normal(300, np.float32), np.array(2.0, np.float32)]
+    generated = check(program, inputs, num_blocks=2, inplace_outputs={0: 1})
+    assert len(generated.schedule.stages) == 2
