@@ -22,6 +22,7 @@ from trainkernel.passes import normalize
 from trainkernel.products import MAX_SHARED_TILE, ProductPlan, ceil_div, plan_product
 from trainkernel.reduction_plans import ReductionPlan, ScanPlan, plan_reduction, plan_scan
 from trainkernel.regions import REGION_THREADS, RegionPlan, plan_region
+from trainkernel.row_groups import plan_row_groups
 from trainkernel.schedule import (
     ArenaPlace,
     BlockRegion,
@@ -59,6 +60,7 @@ def build_schedule(program: Program, target: Target, options: Options, inplace_o
         any(regions.values()) or _fills_multiprocessors(program, target, options)
     ):
         options = replace(options, threads_per_block=REGION_THREADS)
+    regions |= _plan_rows(program, target, options, regions)
     return _schedule_level(program, target, options, inplace_outputs, regions)
 
 
@@ -93,6 +95,17 @@ def _plan_regions(program: Program, target: Target, options: Options) -> dict[in
     for item in program.operations:
         if isinstance(item, Loop):
             found |= _plan_regions(item.body, target, options)
+    return found
+
+
+def _plan_rows(program: Program, target: Target, options: Options, regions: Regions) -> dict[int, RegionPlan | None]:
+    """The row groups of each level that has no region."""
+    found = {}
+    if regions[id(program)] is None:
+        found[id(program)] = plan_row_groups(program, target, options)
+    for item in program.operations:
+        if isinstance(item, Loop):
+            found |= _plan_rows(item.body, target, options, regions)
     return found
 
 

@@ -287,6 +287,12 @@ class BlockRegion:
     first_warps: tuple[int, ...]
 
     @property
+    def is_row_group(self) -> bool:
+        """Whether the region has no product and no partial result: parts that others like them may resemble."""
+        sums = (part.plan for part in self.parts if part.plan is not None)
+        return self.split.pieces > 1 and all(isinstance(plan, ReductionPlan) and plan.partials == 1 for plan in sums)
+
+    @property
     def partial(self) -> str:
         """The C variable that counts the partial results of sums over the label."""
         return "piece" if self.split.slices == 1 else "partial"

@@ -117,6 +117,15 @@ class SharedFunction:
         ]
         return "\n".join(lines)
 
+    def call(self, number: int, first_id: int, arguments: str) -> list[str]:
+        """The statements that call the function for a task of a region, whose slabs begin at ``shared``."""
+        if self.sizes is None:
+            return [f"{self.name(first_id)}({arguments});"]
+        fields = [INDENT + re.sub(r"\bslabs\b", "shared", line) for line in self.fields(number)]
+        name = _struct_name(first_id)
+        lines = [f"const {name} task = {{", *fields, "};", f"{self.name(first_id)}({arguments}, task);"]
+        return ["{", *(INDENT + line for line in lines), "}"]
+
     def fields(self, number: int) -> list[str]:
         """The values of the struct's fields for a task, one per line."""
         pointers = self.functions[number].pointers

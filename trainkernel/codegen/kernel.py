@@ -187,12 +187,15 @@ class _Body:
             ]
 
     def emit_tasks(self, frame: Frame) -> None:
-        """The functions of the tasks that run by themselves, those inside of loops too."""
+        """The functions of the tasks that run by themselves or in row groups, those inside of loops too."""
         for task in (task for stage in frame.schedule.stages for task in stage.tasks):
             if task.loop is not None:
                 self.emit_tasks(frame.inside(task.loop))
             elif task.region is None:
                 self.emitted[id(task)] = emit_task(task, frame, self.base, self.scalar)
+            elif task.region.is_row_group:
+                for part in task.region.parts:
+                    self.emitted[id(part)] = emit_task(part, frame, self.base, self.scalar, task.region)
 
     def schedule(self, frame: Frame, indent: str) -> None:
         for stage, scope in zip(frame.schedule.stages, frame.plan.barriers, strict=True):
@@ -278,6 +281,8 @@ class _Body:
     def part(self, part: Task, stage: int, frame: Frame, region: BlockRegion) -> list[str]:
         """A part's mark for the emulator and the call of its function for ``piece``."""
         scratch = region.shared.end_bytes
+        if id(part) in self.emitted:
+            return self.shared_part(self.emitted[id(part)], stage, frame, scratch)
         function = emit_task(part, frame, self.base, self.scalar, region)
         task_id = self.register(function, stage, scratch)
         self.functions.append(function.text(task_id, stage))
@@ -285,6 +290,20 @@ class _Body:
         if runs_whole(part):
             call = f"for (int piece = 0; piece < {part.num_pieces}; ++piece) {call}"
         return [f"TK_TASK({stage}, {task_id});", call]
+
+    def shared_part(self, function: TaskFunction, stage: int, frame: Frame, scratch: int) -> list[str]:
+        """A part's mark and the call of the function that serves it and the parts of other groups that are alike."""
+        shared, number = next(
+            (one, one.functions.index(function))
+            for one in self.shared
+            if any(each is function for each in one.functions)
+        )
+        task_id = self.register(function, stage, scratch)
+        if number == 0:
+            self.functions.append(shared)
+        first_id, _ = self.places[id(shared.functions[0])]
+        call = shared.call(number, first_id, self.arguments(function, frame, scratch))
+        return [f"TK_TASK({stage}, {task_id});", *call]
 
     @property
     def tensors(self) -> str:
