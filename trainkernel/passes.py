@@ -102,6 +102,21 @@ def _transposed_product(operation: Operation) -> Operation:
     )
 
 
+def replace_outer_products(program: Program) -> Program:
+    """Rewrite products of depth one as multiplications, which fuse like any pointwise operation."""
+    items = [_outer_product(item) if _is_outer_product(item) else item for item in program.operations]
+    return map_bodies(replace(program, operations=tuple(items)), replace_outer_products)
+
+
+def _is_outer_product(item: Item) -> TypeGuard[Operation]:
+    return isinstance(item, Operation) and item.op in ("mm", "bmm") and item.tensor_inputs[-1].shape[-2] == 1
+
+
+def _outer_product(operation: Operation) -> Operation:
+    shape = operation.outputs[0].shape
+    return replace(operation, op="mul", inputs=tuple(spec.broadcast_to(shape) for spec in operation.tensor_inputs))
+
+
 def remove_identity_casts(program: Program) -> Program:
     """Drop casts that copy a whole computed buffer to another of the same dtype."""
     declared = {spec.buffer: spec for item in program.operations for spec in item.outputs}
@@ -201,6 +216,7 @@ def normalize(program: Program) -> Program:
     program = eliminate_dead(program)
     program = remove_empty_loops(program)
     program = canonicalize_transposed_mm(program)
+    program = replace_outer_products(program)
     program = remove_identity_casts(program)
     program = materialize_loop_operands(program)
     return eliminate_dead(program)
