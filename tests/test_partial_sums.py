@@ -89,12 +89,14 @@ def test_slices_add_up_each_sum_by_itself() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int32"])
-def test_a_product_of_depth_one_is_pointwise(dtype: str) -> None:
+def test_a_small_product_of_depth_one_is_pointwise(dtype: str) -> None:
     b = ProgramBuilder()
-    u, v = b.input("u", (9, 1), dtype), b.input("v", (1, 7), dtype)
+    u, v = b.input("u", (2, 1), dtype), b.input("v", (1, 7), dtype)
     batch = b.op("bmm", b.input("s", (3, 5, 1), dtype), b.input("t", (3, 1, 4), dtype))
     program = b.build([b.op("neg", b.op("mm", u, v)), batch])
     assert all(operation.op not in ("mm", "bmm") for operation in normalize(program).operations)
+    larger = b.build([b.op("mm", b.input("large", (9, 1), dtype), v)])
+    assert normalize(larger).operations[0].op == "mm"
     inputs = [(4 * RNG.standard_normal(spec.shape)).astype(np.float32) for spec in program.tensor_inputs]
     generated = check(program, [array.astype(DTYPES[dtype].numpy) for array in inputs], num_blocks=2)
     assert len(generated.schedule.stages) == 1

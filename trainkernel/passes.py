@@ -11,6 +11,8 @@ from typing import TypeGuard
 
 from trainkernel.ir import Item, Loop, Operand, Operation, Program, ScalarSpec, TensorSpec, dense_strides
 
+_MAX_OUTER_ROWS = 4
+
 
 def map_bodies(program: Program, rewrite: Callable[[Program], Program]) -> Program:
     """The program with ``rewrite`` applied to the body of each of its Loops."""
@@ -103,13 +105,19 @@ def _transposed_product(operation: Operation) -> Operation:
 
 
 def replace_outer_products(program: Program) -> Program:
-    """Rewrite products of depth one as multiplications, which fuse like any pointwise operation."""
+    """Rewrite products of depth one with few rows or columns as multiplications.
+
+    They (a derivative's direction times weights) fuse like any pointwise operation. Larger ones would be evaluated
+    by every product that reads them: they stay products, with an epilogue.
+    """
     items = [_outer_product(item) if _is_outer_product(item) else item for item in program.operations]
     return map_bodies(replace(program, operations=tuple(items)), replace_outer_products)
 
 
 def _is_outer_product(item: Item) -> TypeGuard[Operation]:
-    return isinstance(item, Operation) and item.op in ("mm", "bmm") and item.tensor_inputs[-1].shape[-2] == 1
+    if not isinstance(item, Operation) or item.op not in ("mm", "bmm") or item.tensor_inputs[-1].shape[-2] != 1:
+        return False
+    return min(item.outputs[0].shape[-2:]) <= _MAX_OUTER_ROWS
 
 
 def _outer_product(operation: Operation) -> Operation:
