@@ -328,6 +328,13 @@ INDEXING = (
     case("take wrapped", lambda m, x, i: m.take(x, i, axis=0, mode="wrap"), X, Arg((5,), "int32", -9, 9)),
     case("take_along_axis", lambda m, x, i: m.take_along_axis(x, i, axis=1), X, Arg((3, 2), "int32", 0, 4)),
     case("take_along_axis 0", lambda m, x, i: m.take_along_axis(x, i, axis=0), X, Arg((5, 4), "int32", 0, 3)),
+    case("take_along_axis one", lambda m, x, i: m.take_along_axis(x, i, axis=1), X, Arg((3, 1), "int32", -4, 4)),
+    case(
+        "take_along_axis one of a row", lambda m, x, i: m.take_along_axis(x, i, axis=0), X, Arg((1, 4), "int32", 0, 3)
+    ),
+    case("take_along_axis one for all", lambda m, x, i: m.take_along_axis(x, i, axis=1), X, Arg((1, 1), "int32", 0, 4)),
+    case("one of each row", lambda m, x, i: x[m.arange(3), i], X, Arg((3,), "int32", -4, 4)),
+    case("two of some rows", lambda m, x, i: x[m.arange(2) + 1, i], X, Arg((2,), "int32", -4, 4)),
     case("take_along_axis broadcast", lambda m, x, i: m.take_along_axis(x, i, axis=1), X, Arg((1, 2), "int32", 0, 4)),
 )
 

@@ -61,6 +61,24 @@ def sampled(params: Any, key: Any, count: Any, data: Any, labels: Any) -> Any:
     return updated(params, lambda p: tnp.mean((predict(p, x)[:, 0] - y) ** 2))
 
 
+def actions(params: Any, key: Any, count: Any, data: Any, labels: Any) -> Any:
+    """The value of the action taken, by each of the ways to write it: no gather, and no scatter for its derivative."""
+    rows = random.randint(random.fold_in(key, count), (120,), 0, len(data))
+    x, y = data[rows], labels[rows]
+    taken = random.randint(random.fold_in(key, count + 1), (120,), 0, 5)
+
+    def loss(params: Any) -> Any:
+        values = predict(params, x)
+        ways = (
+            tnp.take_along_axis(values, taken[:, None], axis=1)[:, 0],
+            values[tnp.arange(120), taken],
+            tk.vmap(lambda each, action: each[action])(values, taken),
+        )
+        return sum(tnp.mean((way - y) ** 2) for way in ways)
+
+    return updated(params, loss)
+
+
 def images(params: Any, key: Any, count: Any, data: Any, labels: Any) -> Any:
     """A convolution and a pooling, whose places are rows, in front of a dense layer."""
     rows = random.shuffled_batch(key, count, 24, len(data))
@@ -81,9 +99,16 @@ STEPS: dict[str, tuple[Any, tuple[Any, ...], int]] = {
     "points": (points, (init(2, 24, 24, 1), KEY, np.int32(5)), 200),
     "shuffled": (shuffled, (init(16, 32, 24, 1), KEY, np.int32(5), DATA, LABELS), 48),
     "sampled": (sampled, (init(16, 32, 24, 1), KEY, np.int32(5), DATA, LABELS), 120),
+    "actions": (actions, (init(16, 32, 24, 5), KEY, np.int32(5), DATA, LABELS), 120),
     "images": (images, ([*init(9, 8), *init(32, 24, 1)], KEY, np.int32(5), DATA, LABELS), 24),
 }
-MAX_UNKNOWN = {"points": 0.0, "shuffled": 0.0, "sampled": 0.0, "images": 0.1}  # which pixel of a pool is largest
+MAX_UNKNOWN = {
+    "points": 0.0,
+    "shuffled": 0.0,
+    "sampled": 0.0,
+    "actions": 0.0,
+    "images": 0.1,
+}  # which pixel of a pool is largest
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -95,7 +120,7 @@ def test_a_block_draws_its_own_rows(name: str) -> None:
     generated = generate(lowered.program)
     regions = [task.region for stage in generated.schedule.stages for task in stage.tasks if task.region]
     assert [region.split.label for region in regions] == [rows]
-    assert len(generated.schedule.stages) == 2
+    assert len(generated.schedule.stages) == (3 if name == "actions" else 2)  # three means are added
     for num_blocks, order in ((1, "forward"), (3, "reverse"), (rows, 1)):
         check(lowered.program, inputs, num_blocks=num_blocks, order=order, max_unknown=MAX_UNKNOWN[name])
     check(lowered.program, inputs, num_blocks=2, region_pieces=0, max_unknown=MAX_UNKNOWN[name])

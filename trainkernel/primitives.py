@@ -342,3 +342,22 @@ def unary(op: Callable[..., Value], x: Any, *, floating: bool = False) -> Value:
 
 def num_elements(x: Value) -> int:
     return math.prod(aval_of(x).shape)
+
+
+MOST_COMPARED = 64
+
+
+def is_compared(x: Value, dim: int) -> bool:
+    """Whether ``pick`` should find an element of a dim: one of a few floats."""
+    return x.shape[dim] <= MOST_COMPARED and is_float(_dtype(x))
+
+
+def pick(x: Value, index: Value, dim: int) -> Value:
+    """Elements of ``x`` at an index in range, one along a dim: sums in which the others are zero.
+
+    What a gather does, for a few floats (a value of the action taken): neither it nor its derivative reads or writes
+    other rows. A -0.0 becomes 0.0.
+    """
+    chosen = compare(broadcast(iota(x.shape[dim]), x.shape, (dim,)), stretch(index, x.shape), "eq")
+    shape = (*x.shape[:dim], 1, *x.shape[dim + 1 :])
+    return reshape(sum(where(chosen, x, 0.0), dims=(dim,)), shape)

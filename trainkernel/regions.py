@@ -363,7 +363,8 @@ class _Classification:
         operands = {spec.buffer for spec in operation.tensor_inputs}
         read_rows = operands & self._rows
         strangers = operands - self._rows - self._cuts.inputs.keys() - self._outside - self._free
-        if (read_rows - self._shallow) or (operands & self._outside) or not strangers:
+        vague = self._shallow | (self._weak - self._drawn)
+        if (read_rows - vague) or (operands & self._outside) or not strangers:
             reads = self._cuts.reads(operation, ROW)
             if reads is not None:
                 own, astray = reads
@@ -375,8 +376,12 @@ class _Classification:
                     return
         if read_rows or operands & self._outside:
             reads = self._cuts.reads(operation, PARTIAL)
-            if reads is not None and reads[0] & (self._rows | self._outside) and not reads[1] & self._rows:
-                self._partials.add(operation.outputs[0].buffer)
+            if reads is not None and reads[0] & (self._rows | self._outside):
+                misread = reads[1] & self._rows
+                if not misread:
+                    self._partials.add(operation.outputs[0].buffer)
+                elif misread <= self._weak & self._evaluable and reads[0] - self._weak:
+                    self.misread |= misread
 
     def _are_better_whole(self, misread: Set[str], operands: Set[str], own: frozenset[str]) -> bool:
         """Whether what an operation reads elsewhere than in its own rows should be no rows, for its own to be some."""

@@ -343,9 +343,29 @@ def get_item(x: Value, index: Any) -> Value:
     shape = tuple(array.shape)
     entries = parse_index(index, shape)
     if any(isinstance(each, Gather) for each in entries):
-        return _gathered(array, plan_gather(entries, shape))
+        chosen = _row_choice(array, entries)
+        return _gathered(array, plan_gather(entries, shape)) if chosen is None else chosen
     selected = select_ranges(array, [each for each in entries if isinstance(each, Range)])
     return b.reshape(selected, basic_shape(entries))
+
+
+def _row_choice(x: Value, entries: Sequence[Entry]) -> Value | None:
+    """``x[arange(len(x)), index]`` of a matrix: one element of each row; None for any other index."""
+    gathers = [each.index for each in entries if isinstance(each, Gather)]
+    if len(x.shape) != 2 or len(entries) != 2 or len(gathers) != 2 or not b.is_compared(x, 1):
+        return None
+    rows, index = gathers
+    if tuple(rows.shape) != x.shape[:1] or tuple(index.shape) != x.shape[:1] or not _counts(rows):
+        return None
+    place = clamped(wrapped(as_index(index), x.shape[1]), x.shape[1])
+    return b.reshape(b.pick(x, b.reshape(place, (*place.shape, 1)), 1), x.shape[:1])
+
+
+def _counts(index: Value) -> bool:
+    """Whether an index is known to be 0, 1, 2, and so on."""
+    if isinstance(index, Array):
+        return index.node.op == "iota"
+    return np.array_equal(np.asarray(index), np.arange(len(index)))
 
 
 def take(
@@ -386,7 +406,8 @@ def take_along_axis(
 ) -> Value:
     """``arr[..., indices[..., i, ...], ...]``: one index for each element of the result.
 
-    The other dims broadcast together. Indices out of range are clamped.
+    The other dims broadcast together. Indices out of range are clamped. One of at most 64 floats of each row (a
+    value of the action taken) is found by comparing, without a gather: a -0.0 comes back as 0.0.
 
     Raises
     ------
@@ -409,6 +430,12 @@ def take_along_axis(
             f"take_along_axis: indices of shape {list(index.shape)} do not broadcast to shape {list(x.shape)} beside "
             f"axis {along}{at_user_line()}"
         )
+    if index.shape[along] == 1 and b.is_compared(x, along):
+        pairs = enumerate(zip(x.shape, index.shape, strict=True))
+        shape = tuple(
+            size if dim == along else max(size, count) if size and count else 0 for dim, (size, count) in pairs
+        )
+        return b.pick(b.stretch(x, shape), clamped(wrapped(index, x.shape[along]), x.shape[along]), along)
     return _along(x, index, along)
 
 

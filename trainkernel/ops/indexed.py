@@ -276,6 +276,8 @@ def _take_batch(b: Any, ins: Sequence[Any], batched: Sequence[bool], attrs: Attr
         return b.transpose(taken, (lead, *range(lead), *range(lead + 1, len(taken.shape))))
     length = x.shape[1]
     clamped = b.minimum(b.maximum(indices, 0), length - 1)
+    if len(x.shape) == 2 and len(indices.shape) == 1 and b.is_compared(x, 1):
+        return b.reshape(b.pick(x, b.reshape(clamped, (size, 1)), 1), (size,))
     first = b.broadcast(b.iota(size, indices.dtype) * length, indices.shape, (0,))
     return b.take(b.reshape(x, (size * length, *x.shape[2:])), clamped + first)
 
