@@ -76,3 +76,13 @@ def test_a_scalar_state_that_is_updated_in_place_is_written_once() -> None:
     inputs = [RNG.standard_normal(300, np.float32), np.array(2.0, np.float32)]
     generated = check(program, inputs, num_blocks=2, inplace_outputs={0: 1})
     assert len(generated.schedule.stages) == 2
+
+
+def test_an_epilogue_evaluates_the_scalar_that_it_reads() -> None:
+    """Computed before, the scalar would take the pointwise operation out of the reduction's task, into a stage more."""
+    b = ProgramBuilder()
+    x, count = b.input("x", (300, 40)), b.input("count", ())
+    rate = b.op("cos", b.op("power", count, 1.5))
+    program = b.build([b.op("mul", b.op("sum", x, dims=(1,)), rate.broadcast_to((300,)))])
+    generated = check(program, [RNG.standard_normal((300, 40), np.float32), np.array(2.0, np.float32)], num_blocks=2)
+    assert len(generated.schedule.stages) == 1

@@ -141,6 +141,7 @@ class _Scalars:
         self._inputs = {spec.buffer for spec in program.inputs}
         self._readers: dict[str, list[Item]] = {}
         self._waiting: set[str] = set()
+        self._stages: dict[str, int] = {}
         self._region = region
         scalars: list[Operation] = []
         for item in live:
@@ -149,6 +150,7 @@ class _Scalars:
                 self._readers.setdefault(name, []).append(item)
             if isinstance(item, Loop) or kind_of(item) != "pointwise" or not operands.isdisjoint(self._waiting):
                 self._waiting |= {spec.buffer for spec in item.outputs}
+            self._stages |= dict.fromkeys((spec.buffer for spec in item.outputs), self._stage(item))
             if isinstance(item, Operation) and kind_of(item) == "pointwise" and item.outputs[0].num_elements == 1:
                 scalars.append(item)
         self._names = {operation.outputs[0].buffer for operation in scalars}
@@ -172,9 +174,21 @@ class _Scalars:
     def _outer(self, name: str, ready: set[str]) -> list[Item]:
         return [item for item in self._readers.get(name, ()) if item.outputs[0].buffer not in ready]
 
+    def _stage(self, item: Item) -> int:
+        """The first stage that may evaluate an item: pointwise ones as an epilogue of what they wait for."""
+        operands = [spec.buffer for spec in item.tensor_inputs]
+        before = max((self._stages.get(name, -1) for name in operands), default=-1)
+        if isinstance(item, Loop) or kind_of(item) != "pointwise" or item.op == "combine_partials":
+            return before + 1
+        leaves = not self._has(item.outputs[0].buffer) and any(map(self._has, operands))
+        return before + 1 if leaves else before
+
+    def _has(self, name: str) -> bool:
+        return self._region is not None and self._region.has(name)
+
     def _is_late(self, item: Item) -> bool:
         name = item.outputs[0].buffer
-        return name in self._waiting and not (self._region is not None and self._region.has(name))
+        return self._stages[name] > 0 and not self._has(name)
 
 
 def _chain_costs(live: list[Item]) -> dict[str, float]:
