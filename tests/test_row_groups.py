@@ -49,7 +49,10 @@ def attention(params: Any, x: Any) -> Any:
     return layer_norm(x + mixed, params["scale"]) @ params["third"]
 
 
-def lowered(function: Callable[..., Any], dtype: str = "float32", *, step: bool = True) -> tuple[Program, list[Any]]:
+def lowered(
+    function: Callable[..., Any], dtype: str = "float32", *, step: bool = True, num_steps: int = 0
+) -> tuple[Program, list[Any]]:
+    """A training step, or the function alone; or ``num_steps`` layers of it in a loop."""
     rng = np.random.default_rng(0)
     params = {name: rng.standard_normal((WIDTH, WIDTH), np.float32) / 5 for name in ("first", "second", "third")}
     params["scale"] = np.ones(WIDTH, np.float32)
@@ -63,7 +66,11 @@ def lowered(function: Callable[..., Any], dtype: str = "float32", *, step: bool 
         value, grads = tk.value_and_grad(loss)(params)
         return tk.tree.map(lambda p, g: p - np.float32(0.1) * g, params, grads), value
 
-    call = training if step else function
+    def layers(params: Any, x: Any) -> Any:
+        cast = tk.tree.map(lambda leaf: leaf.astype(dtype), params)
+        return tk.scan(lambda h, _: (function(cast, h), None), x.astype(dtype), None, length=num_steps)[0]
+
+    call = training if step else layers if num_steps else function
     program = tk.jit(call, device="reference").lower(params, x).program
     return program, [np.array(leaf) for leaf in tk.tree.leaves((params, x))]
 
@@ -119,3 +126,12 @@ def test_what_saves_no_stage_stays_as_it_is() -> None:
 def test_groups_are_left_out_where_regions_are() -> None:
     program, _ = lowered(norms, step=False)
     assert plan_row_groups(program, TARGET, Options(region_pieces=0)) is None
+
+
+def test_blocks_that_have_row_groups_in_a_loop_lie_far_apart() -> None:
+    """Groups go by the same numbers of blocks as the tiles beside them."""
+    program, inputs = lowered(norms, "bfloat16", step=False, num_steps=2)
+    for num_blocks, order in ((1, "forward"), (5, "reverse"), (ROWS, 1)):
+        generated = check(program, inputs, num_blocks=num_blocks, order=order, max_unknown=1.0, blocks_per_sm=2)
+    assert "const int block = tk_spread_block<" in generated.source
+    assert "for (int piece = block; piece < 96;" in generated.source

@@ -312,10 +312,9 @@ class BlockRegion:
         """The C condition under which a piece is the last one of a partial result."""
         return f"piece % {self.split.slices} == {self.split.slices - 1}"
 
-    @property
-    def is_first(self) -> str:
-        """The C condition under which a piece is the first one of its block."""
-        return f"piece == (int)blockIdx.x{f' * {self.split.slices}' if self.split.slices > 1 else ''}"
+    def is_first(self, block: str) -> str:
+        """The C condition under which a piece is the first one of the block with the number ``block``."""
+        return f"piece == (int){block}{f' * {self.split.slices}' if self.split.slices > 1 else ''}"
 
 
 def runs_whole(part: Task) -> bool:

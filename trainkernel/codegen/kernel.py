@@ -329,7 +329,7 @@ class _Body:
         slices = region.split.slices
         self.lines += [
             "#pragma unroll 1",
-            f"{indent}for (int {region.partial} = blockIdx.x; {region.partial} < {region.split.partials}; "
+            f"{indent}for (int {region.partial} = {self.block}; {region.partial} < {region.split.partials}; "
             f"{region.partial} += gridDim.x) {{",
         ]
         if slices > 1:
@@ -340,14 +340,16 @@ class _Body:
         if groups or region.shared.rounded:
             self.lines.append(f"{inner}TK_TASK({stage}, {len(self.tasks)});")
         for tables in groups:
-            self.lines += [f"{inner}{fetch.call(threads, self.tensors, region.is_first)}" for fetch in tables]
+            self.lines += [
+                f"{inner}{fetch.call(threads, self.tensors, region.is_first(self.block))}" for fetch in tables
+            ]
             self.lines.append(f"{inner}tk_cp_async_commit();")
         if region.shared.rounded:
             name = f"tk_round_{stage}"
             self.functions.append(emit_rounded(region, frame, self.base, self.scalar, name))
             self.templates.add("tensor_sums")
             steps = "".join(f", step_{depth}" for depth in range(frame.depth))
-            self.lines.append(f"{inner}if ({region.is_first}) {name}(p, shared{steps});")
+            self.lines.append(f"{inner}if ({region.is_first(self.block)}) {name}(p, shared{steps});")
         under_way = len(groups)
         for part, waits in zip(region.parts, region.waits, strict=False):
             lines = self.part(part, stage, frame, region)
@@ -396,7 +398,7 @@ class _Body:
             self.lines.append(f"{indent}__syncthreads();  // shared is free: what ran before may still read it")
         threads = frame.schedule.options.threads
         self.lines += [
-            f"{indent}if (blockIdx.x == 0) {{  // what stays near from step to step",
+            f"{indent}if ({self.block} == 0) {{  // what stays near from step to step",
             f"{indent}{_INDENT}TK_TASK({self.num_stages}, {len(self.tasks)});",
             *(f"{indent}{_INDENT}{fetch.whole_call(threads, self.tensors, back=False)}" for fetch in fetches),
             f"{indent}{_INDENT}tk_cp_async_commit();",
@@ -412,7 +414,7 @@ class _Body:
             return
         assert inner.plan.back_edge is not None
         threads = inner.schedule.options.threads
-        self.lines.append(f"{indent}if (blockIdx.x == 0) {{  // the carries that stayed near")
+        self.lines.append(f"{indent}if ({self.block} == 0) {{  // the carries that stayed near")
         self.lines += [f"{indent}{_INDENT}{fetch.whole_call(threads, self.tensors, back=True)}" for fetch in carries]
         self.lines.append(f"{indent}}}")
         self.shared_in_use = True
@@ -571,9 +573,9 @@ def _sums(plan: ProductPlan) -> int:
 
 
 def _has_tiles_in_a_loop(schedule: Schedule, inside: bool = False) -> bool:
-    """Whether tiles of products repeat, by blocks that own no rows."""
+    """Whether tiles of products repeat, by blocks that own no rows but those of row groups."""
     tasks = [task for stage in schedule.stages for task in stage.tasks]
-    if any(task.region is not None for task in tasks):
+    if any(task.region is not None and not task.region.is_row_group for task in tasks):
         return False
     if inside and any(_is_tile(task) for task in tasks):
         return True
