@@ -135,3 +135,19 @@ def test_blocks_that_have_row_groups_in_a_loop_lie_far_apart() -> None:
         generated = check(program, inputs, num_blocks=num_blocks, order=order, max_unknown=1.0, blocks_per_sm=2)
     assert "const int block = tk_spread_block<" in generated.source
     assert "for (int piece = block; piece < 96;" in generated.source
+
+
+def test_a_group_leaves_shared_memory_to_a_second_block() -> None:
+    """Rows that would fill a multiprocessor stay in device memory where two blocks of the kernel share it."""
+    b = ProgramBuilder()
+    h = b.op("mm", b.input("x", (1056, 64)), b.input("w", (64, 3072)))
+    for _ in range(3):
+        centered = b.op("sub", h, b.op("mean", h, dims=(1,)).reshape((1056, 1)).broadcast_to((1056, 3072)))
+        h = b.op("add", b.op("mul", b.op("exp", centered), h), b.op("sqrt", b.op("abs", centered)))
+    program = b.build([b.op("mm", h, b.input("v", (3072, 64)))])
+    half_bytes = TARGET.shared_bytes_per_sm // 2 - 1024
+    for threads, fits in ((256, True), (512, False)):
+        generated = generate(program, target=TARGET, threads_per_block=threads)
+        (group,) = groups(generated)
+        assert (group.shared.end_bytes <= half_bytes) == fits
+        assert group.shared.slabs

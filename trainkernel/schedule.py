@@ -8,7 +8,7 @@ that run side by side between two barriers; a **scope** says who meets at the ba
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -256,6 +256,12 @@ class Stage:
         return sum(task.num_pieces for task in self.tasks)
 
 
+def are_row_group(split: Split, parts: Sequence[Task]) -> bool:
+    """Whether the parts of a region are no products and leave no partial results."""
+    sums = (part.plan for part in parts if part.plan is not None)
+    return split.pieces > 1 and all(isinstance(plan, ReductionPlan) and plan.partials == 1 for plan in sums)
+
+
 @dataclass(frozen=True)
 class BlockRegion:
     """Tasks that one block computes for its rows, one after another.
@@ -289,8 +295,7 @@ class BlockRegion:
     @property
     def is_row_group(self) -> bool:
         """Whether the region has no product and no partial result: parts that others like them may resemble."""
-        sums = (part.plan for part in self.parts if part.plan is not None)
-        return self.split.pieces > 1 and all(isinstance(plan, ReductionPlan) and plan.partials == 1 for plan in sums)
+        return are_row_group(self.split, self.parts)
 
     @property
     def partial(self) -> str:

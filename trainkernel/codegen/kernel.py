@@ -16,13 +16,12 @@ from trainkernel.codegen.text import comment
 from trainkernel.dtypes import DTYPES
 from trainkernel.ir import Loop, Program, ScalarSpec, TensorSpec, length_limits
 from trainkernel.memory import Frame, MemoryPlan, Scope, Storage
-from trainkernel.products import ProductPlan
+from trainkernel.products import RESERVED_SHARED_BYTES, ProductPlan
 from trainkernel.schedule import BlockRegion, Schedule, Stage, Task, runs_whole
 from trainkernel.stamps import NUM_CLOCK_STAMPS, stamps_bytes
 
 ENTRY = "trainkernel_step"
 MAX_DIRECT_SLOTS = 480
-RESERVED_SHARED_BYTES = 1024
 MAX_INLINE_CALLS = {"tk_grid_barrier": 8, "tk_matrix_sums": 4, "tk_random_bits": 4}
 """Calls up to which a function of the prelude is inlined; in a kernel with more it is compiled once."""
 MAX_SPREAD_BLOCKS = 1024
