@@ -14,7 +14,7 @@ import trainkernel.numpy as tnp
 from trainkernel import nn, placement
 from trainkernel.builder import ProgramBuilder
 from trainkernel.codegen import generate
-from trainkernel.ir import Program
+from trainkernel.ir import Program, TensorSpec
 from trainkernel.options import Options
 from trainkernel.row_groups import plan_row_groups
 from trainkernel.target import Target
@@ -151,3 +151,21 @@ def test_a_group_leaves_shared_memory_to_a_second_block() -> None:
         (group,) = groups(generated)
         assert (group.shared.end_bytes <= half_bytes) == fits
         assert group.shared.slabs
+
+
+def test_no_group_waits_for_what_another_needs() -> None:
+    """Beside two products run two groups, one after another; a third one continues both."""
+    b = ProgramBuilder()
+    x, w = b.input("x", (ROWS, WIDTH)), b.input("w", (WIDTH, WIDTH))
+
+    def norm(x: TensorSpec) -> TensorSpec:
+        centered = b.op("sub", x, b.op("mean", x, dims=(1,)).reshape((ROWS, 1)).broadcast_to((ROWS, WIDTH)))
+        total = b.op("sum", b.op("exp", centered), dims=(1,)).reshape((ROWS, 1)).broadcast_to((ROWS, WIDTH))
+        return b.op("div", centered, total)
+
+    beside = norm(b.op("flip", norm(x), dims=(0,)))
+    program = b.build([norm(b.op("add", norm(b.op("mm", b.op("mm", x, w), w)), beside))])
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(shape, np.float32) for shape in ((ROWS, WIDTH), (WIDTH, WIDTH))]
+    generated = check(program, inputs, num_blocks=3, order="reverse")
+    assert len(groups(generated)) == len(generated.schedule.stages) == 3, str(generated.schedule)

@@ -528,6 +528,8 @@ class _Graph:
         Else what others compute meanwhile (a step count's powers) would split it in two, and its rows would
         travel through device memory.
         """
+        if self._region is None or self._region.apart:
+            return
         inside = [node for node in self._nodes if node.inside and node.task.num_pieces]
         later = {node for node in self._reachable(inside) if not node.inside}
         if any(after.inside for node in later for after in node.after):

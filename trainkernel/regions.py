@@ -105,11 +105,15 @@ class Split:
 
 @dataclass(frozen=True)
 class RegionPlan:
-    """A split, the buffers computed row by row, and those that sum over rows."""
+    """A split, the buffers computed row by row, and those that sum over rows.
+
+    ``apart`` says that the rows are groups that have nothing to do with each other, so none waits for another's sake.
+    """
 
     split: Split
     rows: frozenset[str]
     partials: frozenset[str]
+    apart: bool = False
 
     def has(self, name: str) -> bool:
         """Whether the operation that makes a buffer is inside of the region."""
