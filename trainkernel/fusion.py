@@ -104,7 +104,8 @@ def form_tasks(
         must_store |= _leaving(live, region)
     scalars = _Scalars(program, live, region)
     reports = scalars.reports & must_store - looped - updates
-    kept = must_store - reports | scalars.early(_chain_costs(live))
+    sums = {item.outputs[0].buffer for item in live if _is_partial_sum(item)}
+    kept = must_store - reports | scalars.early(_chain_costs(live)) | sums
     former = _Former(program, options, _may_inline(program, live, kept, target, options), region, reports)
     for item in live:
         former.add(item)
@@ -124,6 +125,11 @@ def _leaving(live: list[Item], region: RegionPlan) -> set[str]:
         for spec in item.tensor_inputs
     }
     return read & region.rows
+
+
+def _is_partial_sum(item: Item) -> bool:
+    """Whether a block adds up partial results of its piece."""
+    return isinstance(item, Operation) and item.op == "add" and "pieces" in item.attrs
 
 
 # ---------------------------------------------------------------------------- what may be inlined
@@ -375,7 +381,7 @@ class _Former:
         )
         same_element = same_element and all(draft.inside == inside for draft in latest)
         shared = out.buffer in self._shared and self._groups(latest, same_element)
-        if latest and same_element and self._joins_root(latest):
+        if latest and same_element and self._joins_root(latest, operation):
             self._join(latest, operation)
         elif out.buffer in self._may_inline and nests and not shared:
             self.inlined[out.buffer] = operation
@@ -397,13 +403,14 @@ class _Former:
         if self._region is None:
             return False
         partial = operation.op in _PARTIALS_ROOTS and "pieces" in operation.attrs
+        partial = partial or _is_partial_sum(operation)
         return partial or operation.outputs[0].buffer in self._region.rows
 
-    def _joins_root(self, latest: list[TaskDraft]) -> bool:
+    def _joins_root(self, latest: list[TaskDraft], operation: Operation) -> bool:
         draft = latest[0]
         if len(latest) != 1 or draft.root is None or self._options.fuse_epilogues is False:
             return False
-        return draft.root.op not in _PARTIALS_ROOTS
+        return draft.root.op not in _PARTIALS_ROOTS or _is_partial_sum(operation)
 
     def _groups(self, latest: list[TaskDraft], same_element: bool) -> bool:
         if not latest or not same_element or self._options.fuse_pointwise is False:
@@ -457,15 +464,19 @@ def aligned_reads(
     draft: TaskDraft, label: int, inlined: Mapping[str, Operation], declared: Mapping[str, TensorSpec]
 ) -> frozenset[str]:
     """The buffers of which a task inside of a region reads its own rows alone."""
-    found: list[Access] = []
+    aligned: set[str] = set()
+    astray: set[str] = set()
     walker = AccessWalker(inlined)
     for operation in ([draft.root] if draft.root else []) + draft.members:
         role = PARTIAL if operation.op in _PARTIALS_ROOTS else ROW
-        reads = accesses(operation, walker, label, role)
+        own_label = operation.attrs["pieces"] if _is_partial_sum(operation) else label
+        reads = accesses(operation, walker, own_label, role)
         if reads is None:
             raise VerificationError(f"an operation inside of a region has no {label} rows\n  in operation: {operation}")
-        found += reads
-    return by_alignment(found, declared, label)[0]
+        found = by_alignment(reads, declared, own_label)
+        aligned |= found[0]
+        astray |= found[1]
+    return frozenset(aligned - astray)
 
 
 def _loop_accesses(loop: Loop) -> list[Access]:

@@ -13,6 +13,7 @@ The internal operations are refused by ``validate``: they exist between this pas
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -35,11 +36,17 @@ def lower(program: Program, target: Target, options: Options, region: RegionPlan
     of which is the sum of ``slices``.
     """
     taken = {spec.buffer for spec in program.buffers()}
+    added: dict[str, TensorSpec] = {}
     items: list[Item] = []
     for item in program.operations:
         role = region.role(item) if region is not None and isinstance(item, Operation) else None
-        if region is not None and role is not None:
-            items += _lower_inside(item, region.split, role, taken)
+        name = item.outputs[0].buffer
+        if region is not None and (role is not None or name in region.sums.results):
+            lowered = _lower_inside(item, region.split, role, taken, added)
+            if name in region.sums.operands:
+                added[name] = lowered[0].outputs[0]
+                del lowered[1:]  # the addition takes the partial results
+            items += lowered
         elif isinstance(item, Operation) and item.op in ("mm", "addmm", "bmm"):
             items += _lower_product(item, target, options, taken)
         elif isinstance(item, Operation) and item.op == "scatter_add":
@@ -51,9 +58,16 @@ def lower(program: Program, target: Target, options: Options, region: RegionPlan
     return replace(program, operations=tuple(items))
 
 
-def _lower_inside(item: Item, split: Split, role: str, taken: set[str]) -> list[Item]:
-    """An operation of a block region."""
+def _lower_inside(
+    item: Item, split: Split, role: str | None, taken: set[str], added: Mapping[str, TensorSpec]
+) -> list[Item]:
+    """An operation of a block region; without a role, an addition of partial results, ``added`` by what they sum to."""
     assert isinstance(item, Operation)
+    if role is None:
+        partials = _partials_spec(item, split.pieces, taken)
+        views = (_stacked(operand, added[operand.buffer]) for operand in item.tensor_inputs)
+        first = Operation(item.name, "add", tuple(views), partials, {"pieces": split.pieces}, item.location)
+        return [first, _summed(item, "sum", partials, 1)]
     if role == ROW:
         cut = kind_of(item) == "reduction" and item.op not in SCATTERS and item.tensor_inputs[0].num_elements
         cut = cut or (kind_of(item) == "product" and is_block_product(item))
@@ -64,6 +78,12 @@ def _lower_inside(item: Item, split: Split, role: str, taken: set[str]) -> list[
         first = Operation(item.name, "product_partials", item.inputs[-2:], partials, attrs, item.location)
         return [first, _summed(item, "sum", partials, 1)]
     return _two_phases(item, split.partials, attrs, reduced_count(item), taken)
+
+
+def _stacked(view: TensorSpec, partials: TensorSpec) -> TensorSpec:
+    """The same view of each partial result."""
+    strides = (partials.strides[0], *view.strides)
+    return replace(partials, shape=(partials.shape[0], *view.shape), strides=strides, offset=view.offset)
 
 
 def _partials_spec(operation: Operation, count: int, taken: set[str]) -> TensorSpec:

@@ -11,6 +11,8 @@ from typing import TypeGuard
 
 from trainkernel.ir import Item, Loop, Operand, Operation, Program, ScalarSpec, TensorSpec, dense_strides
 
+_MAX_OUTER_ROWS = 4
+
 
 def map_bodies(program: Program, rewrite: Callable[[Program], Program]) -> Program:
     """The program with ``rewrite`` applied to the body of each of its Loops."""
@@ -100,6 +102,27 @@ def _transposed_product(operation: Operation) -> Operation:
     return replace(
         operation, inputs=(*new_bias, b.mT, a.mT), output=TensorSpec.dense(out.buffer, out.mT.shape, out.dtype)
     )
+
+
+def replace_outer_products(program: Program) -> Program:
+    """Rewrite products of depth one with few rows or columns as multiplications.
+
+    They (a derivative's direction times weights) fuse like any pointwise operation. Larger ones would be evaluated
+    by every product that reads them: they stay products, with an epilogue.
+    """
+    items = [_outer_product(item) if _is_outer_product(item) else item for item in program.operations]
+    return map_bodies(replace(program, operations=tuple(items)), replace_outer_products)
+
+
+def _is_outer_product(item: Item) -> TypeGuard[Operation]:
+    if not isinstance(item, Operation) or item.op not in ("mm", "bmm") or item.tensor_inputs[-1].shape[-2] != 1:
+        return False
+    return min(item.outputs[0].shape[-2:]) <= _MAX_OUTER_ROWS
+
+
+def _outer_product(operation: Operation) -> Operation:
+    shape = operation.outputs[0].shape
+    return replace(operation, op="mul", inputs=tuple(spec.broadcast_to(shape) for spec in operation.tensor_inputs))
 
 
 def remove_identity_casts(program: Program) -> Program:
@@ -201,6 +224,7 @@ def normalize(program: Program) -> Program:
     program = eliminate_dead(program)
     program = remove_empty_loops(program)
     program = canonicalize_transposed_mm(program)
+    program = replace_outer_products(program)
     program = remove_identity_casts(program)
     program = materialize_loop_operands(program)
     return eliminate_dead(program)

@@ -14,6 +14,7 @@ alone.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -25,7 +26,7 @@ from trainkernel.access import PICKS, AccessWalker
 from trainkernel.alignment import PARTIAL, ROW, accesses, by_alignment
 from trainkernel.arithmetic import domain_of, kind_of, scale_of
 from trainkernel.dtypes import DTYPES
-from trainkernel.ir import Item, Operation, Program, TensorSpec
+from trainkernel.ir import Item, Operand, Operation, Program, TensorSpec
 from trainkernel.ops import OPS
 from trainkernel.options import Options
 from trainkernel.products import (
@@ -104,8 +105,47 @@ class Split:
 
 
 @dataclass(frozen=True)
+class PartialSums:
+    """Additions of sums over rows: the partial results are added, so that one leaves a block for all of them.
+
+    A weight that several evaluations of a net share (derivatives, more than one loss) has a gradient of each.
+    ``operands`` are what the additions read: partial results, and ``results`` of others.
+    """
+
+    results: frozenset[str] = frozenset()
+    operands: frozenset[str] = frozenset()
+
+    @staticmethod
+    def of(program: Program, partials: Set[str]) -> PartialSums:
+        """The additions whose operands are sums over rows, or such additions, that nobody else reads."""
+        reads = Counter(spec.buffer for item in program.operations for spec in item.tensor_inputs)
+        reads.update(spec.buffer for spec in program.outputs)
+        addable, results, operands = set[str](), set[str](), set[str]()
+        for item in program.operations:
+            if not isinstance(item, Operation) or item.outputs[0].dtype != "float32":
+                continue
+            name = item.outputs[0].buffer
+            if name in partials and (kind_of(item) == "product" or item.op == "sum"):
+                addable.add(name)
+            elif item.op == "add" and all(_is_addable(operand, item, addable, reads) for operand in item.inputs):
+                addable.add(name)
+                results.add(name)
+                operands |= {spec.buffer for spec in item.tensor_inputs}
+        return PartialSums(frozenset(results), frozenset(operands))
+
+
+def _is_addable(operand: Operand, addition: Operation, addable: Set[str], reads: Mapping[str, int]) -> bool:
+    """Whether an operand of an addition is the whole of a sum that nobody else reads, in any order of its dims."""
+    if not isinstance(operand, TensorSpec) or operand.buffer not in addable or reads[operand.buffer] > 1:
+        return False
+    return operand.num_elements == addition.outputs[0].num_elements and 0 not in (
+        stride for size, stride in zip(operand.shape, operand.strides, strict=True) if size > 1
+    )
+
+
+@dataclass(frozen=True)
 class RegionPlan:
-    """A split, the buffers computed row by row, and those that sum over rows.
+    """A split, the buffers computed row by row, those that sum over rows, and sums of these.
 
     ``apart`` says that the rows are groups that have nothing to do with each other, so none waits for another's sake.
     """
@@ -113,11 +153,16 @@ class RegionPlan:
     split: Split
     rows: frozenset[str]
     partials: frozenset[str]
+    sums: PartialSums = PartialSums()
     apart: bool = False
 
     def has(self, name: str) -> bool:
         """Whether the operation that makes a buffer is inside of the region."""
-        return name in self.rows or name in self.partials
+        return name in self.rows or name in self.partials or name in self.sums.results
+
+    def leaves(self, name: str) -> bool:
+        """Whether a buffer is the sum of partial results of all blocks."""
+        return (name in self.partials or name in self.sums.results) and name not in self.sums.operands
 
     def role(self, operation: Operation) -> str | None:
         """``ROW``, ``PARTIAL``, or None for an operation outside of the region."""
@@ -145,7 +190,7 @@ def plan_region(program: Program, target: Target, options: Options) -> RegionPla
             if asked is None and _num_meetings(inside) < _MIN_MEETINGS:
                 continue
             for pieces in choices if rows else ():
-                plan = RegionPlan(Split.over(label, pieces, target.num_sms), rows, partials)
+                plan = model.plan(Split.over(label, pieces, target.num_sms), rows, partials)
                 cost = model.total_us(plan)
                 if cost < best_us - 1e-9 and model.fits(plan):
                     best_us, best = cost, plan
@@ -468,11 +513,12 @@ class RegionCost:
     """Estimated time of a program under a region plan: the pieces, and the stages of the grid around them."""
 
     def __init__(self, program: Program, target: Target, options: Options) -> None:
-        self._target, self._options = target, options
+        self._program, self._target, self._options = program, target, options
+        self._sums: dict[frozenset[str], PartialSums] = {}
         self._threads = options.threads_per_block or REGION_THREADS
         self._items = [_ItemCost.of(item, target, options) for item in program.operations]
         self._sizes = {spec.buffer: DTYPES[spec.dtype].itemsize_bytes * spec.num_elements for spec in program.buffers()}
-        self._paths_us: dict[tuple[frozenset[str], frozenset[str], bool], float] = {}
+        self._paths_us: dict[tuple[frozenset[str], frozenset[str], PartialSums, bool], float] = {}
 
     def fits(self, plan: RegionPlan) -> bool:
         """Whether shared memory holds what each product of the region needs, whatever will be fused."""
@@ -511,7 +557,7 @@ class RegionCost:
         """Time of the pieces, of the longest path through the rest, and of the rest's work."""
         if plan is None:
             return self._path_us(None)
-        key = plan.rows, plan.partials, plan.split.pieces > 1
+        key = plan.rows, plan.partials, plan.sums, plan.split.pieces > 1
         if key not in self._paths_us:
             self._paths_us[key] = self._path_us(plan)
         return self._pieces_us(plan) + self._paths_us[key]
@@ -519,7 +565,15 @@ class RegionCost:
     def best_us(self, label: int, choices: list[int], rows: frozenset[str], partials: frozenset[str]) -> float:
         """The least time over several numbers of pieces."""
         splits = (Split.over(label, pieces, self._target.num_sms) for pieces in choices)
-        return min(self.total_us(RegionPlan(split, rows, partials)) for split in splits)
+        return min(self.total_us(self.plan(split, rows, partials)) for split in splits)
+
+    def plan(self, split: Split, rows: frozenset[str], partials: frozenset[str]) -> RegionPlan:
+        """The plan with the sums of partial results that a block can add up."""
+        if split.slices > 1 or split.pieces == 1:
+            return RegionPlan(split, rows, partials)
+        if partials not in self._sums:
+            self._sums[partials] = PartialSums.of(self._program, partials)
+        return RegionPlan(split, rows, partials, self._sums[partials])
 
     def _pieces_us(self, plan: RegionPlan) -> float:
         """One wave of pieces after another, and the partial results that they leave."""
@@ -531,11 +585,12 @@ class RegionCost:
         piece_us, partial_bytes, slab_bytes = _REGION_US, 0, 0
         for item in inside:
             partial = item.name in plan.partials
-            if partial:
+            if plan.leaves(item.name):
                 partial_bytes += 4 * split.partials * item.num_elements
-            elif item.kind != "pointwise":
+            elif not partial and item.kind != "pointwise":
                 slab_bytes += self._sizes[item.name] // split.pieces
-            piece_us += _part_us(item, split.pieces, partial, self._threads)
+            pieces = 1 if item.name in plan.sums.results else split.pieces
+            piece_us += _part_us(item, pieces, partial, self._threads)
         if split.pieces > 1 and slab_bytes > _SLAB_SHARE * self._target.shared_bytes_per_block:
             return float("inf")  # values would go through device memory, part by part
         kept_bytes, streamed_bytes = self._bytes_from_outside(inside, plan)
@@ -636,7 +691,7 @@ class RegionCost:
             for name in item.operands:
                 if name in item.picked_bytes:
                     streamed += item.picked_bytes[name] / plan.split.pieces
-                elif name not in plan.rows:
+                elif not plan.has(name):
                     key = name, name not in whole and (product or item.leading[name] == plan.split.label)
                     uses[key] = uses.get(key, 0) + product
         for (buffer, own), count in uses.items():
@@ -660,7 +715,7 @@ class RegionCost:
             start_us = max(rows_us, grid_us)
             own_us, inside = 0.0, plan is not None and plan.has(item.name)
             if inside and plan is not None:
-                if item.name in plan.partials and plan.split.pieces > 1:
+                if plan.leaves(item.name) and plan.split.pieces > 1:
                     own_us, inside = barrier_us + _GRID_PART_US, False
                 elif grid_us > rows_us:
                     own_us = _REGION_US  # the region waits here
