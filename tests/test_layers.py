@@ -42,7 +42,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("lowering",),
     ("schedule",),
     ("shared",),
-    ("fusion", "placement"),
+    ("fusion", "row_groups", "placement"),
     ("memory",),
     ("verify",),
     ("codegen",),

@@ -171,6 +171,17 @@ def test_a_view_across_the_padding_of_a_slab() -> None:
         assert np.allclose(found, expected, atol=1e-6)
 
 
+def test_a_column_of_a_slab_whose_rows_are_padded() -> None:
+    """The only column of an operand of tensor cores has any stride, here one that is not aligned."""
+    b = ProgramBuilder()
+    x, w = b.input("x", (3, 208, 24), "float16"), b.input("w", (3, 1, 24), "float16")
+    h = b.op("tanh", x)
+    row = b.op("sin", b.op("bmm", w, h.mT)).reshape((3, 208))
+    program = b.build([b.op("bmm", h.mT, TensorSpec.dense(row.buffer, (3, 208, 1), "float16"))])
+    generated = check(program, random_inputs(program), num_blocks=2, region_pieces=3)
+    assert str(generated.schedule).count("float16 on tensor cores") == 2
+
+
 # ---------------------------------------------------------------------------- several pieces of a block
 
 

@@ -76,3 +76,32 @@ def test_a_scalar_state_that_is_updated_in_place_is_written_once() -> None:
     inputs = [RNG.standard_normal(300, np.float32), np.array(2.0, np.float32)]
     generated = check(program, inputs, num_blocks=2, inplace_outputs={0: 1})
     assert len(generated.schedule.stages) == 2
+
+
+def test_an_epilogue_evaluates_the_scalar_that_it_reads() -> None:
+    """Computed before, the scalar would take the pointwise operation out of the reduction's task, into a stage more."""
+    b = ProgramBuilder()
+    x, count = b.input("x", (300, 40)), b.input("count", ())
+    rate = b.op("cos", b.op("power", count, 1.5))
+    program = b.build([b.op("mul", b.op("sum", x, dims=(1,)), rate.broadcast_to((300,)))])
+    generated = check(program, [RNG.standard_normal((300, 40), np.float32), np.array(2.0, np.float32)], num_blocks=2)
+    assert len(generated.schedule.stages) == 1
+
+
+def test_no_sum_of_a_norm_waits_for_another() -> None:
+    """Gradients leave a region one after another; their sums of squares are all of one stage, none ends the norm."""
+    shapes = {"a": (6, 16), "b": (16, 16), "c": (16, 1)}
+    params = {name: RNG.standard_normal(shape, np.float32) / 4 for name, shape in shapes.items()}
+
+    def clipped(params: Any, x: Any) -> Any:
+        def loss(p: Any) -> Any:
+            return tnp.mean(tnp.square(tnp.tanh(tnp.tanh(x @ p["a"]) @ p["b"]) @ p["c"]))
+
+        grads = tk.grad(loss)(params)
+        norm = optim.global_norm(grads)
+        return tk.tree.map(lambda p, g: p - g / (np.float32(1) + norm), params, grads)
+
+    program = tk.jit(clipped, device="reference").lower(params, X).program
+    inputs = [np.array(leaf) for leaf in tk.tree.leaves((params, X))]
+    generated = check(program, inputs, num_blocks=3, region_pieces=2)
+    assert len(generated.schedule.stages) == 3, str(generated.schedule)

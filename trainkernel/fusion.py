@@ -48,12 +48,14 @@ _PARTIALS_ROOTS = ("product_partials", "reduce_partials", "scatter_partials")
 class TaskDraft:
     """A task while it is being formed.
 
-    ``inside`` says that it belongs to the region. ``accesses`` are its reads from memory; ``identity``
-    the buffers that it reads only at its own element and only from members, so that it may overwrite them.
+    ``level`` are its stage and, ``inside`` of the region, its place among the parts of that stage, were each as early
+    as what it reads allows: a task's is higher than those of all that it reads. ``accesses`` are its reads from
+    memory; ``identity`` the buffers that it reads only at its own element and only from members, so that it may
+    overwrite them.
     """
 
     kind: str
-    level: int
+    level: tuple[int, int]
     num_elements: int
     root: Operation | None = None
     loop: Loop | None = None
@@ -147,6 +149,7 @@ class _Scalars:
         self._inputs = {spec.buffer for spec in program.inputs}
         self._readers: dict[str, list[Item]] = {}
         self._waiting: set[str] = set()
+        self._stages: dict[str, int] = {}
         self._region = region
         scalars: list[Operation] = []
         for item in live:
@@ -155,6 +158,7 @@ class _Scalars:
                 self._readers.setdefault(name, []).append(item)
             if isinstance(item, Loop) or kind_of(item) != "pointwise" or not operands.isdisjoint(self._waiting):
                 self._waiting |= {spec.buffer for spec in item.outputs}
+            self._stages |= dict.fromkeys((spec.buffer for spec in item.outputs), self._stage(item))
             if isinstance(item, Operation) and kind_of(item) == "pointwise" and item.outputs[0].num_elements == 1:
                 scalars.append(item)
         self._names = {operation.outputs[0].buffer for operation in scalars}
@@ -178,9 +182,21 @@ class _Scalars:
     def _outer(self, name: str, ready: set[str]) -> list[Item]:
         return [item for item in self._readers.get(name, ()) if item.outputs[0].buffer not in ready]
 
+    def _stage(self, item: Item) -> int:
+        """The first stage that may evaluate an item: pointwise ones as an epilogue of what they wait for."""
+        operands = [spec.buffer for spec in item.tensor_inputs]
+        before = max((self._stages.get(name, -1) for name in operands), default=-1)
+        if isinstance(item, Loop) or kind_of(item) != "pointwise" or item.op == "combine_partials":
+            return before + 1
+        leaves = not self._has(item.outputs[0].buffer) and any(map(self._has, operands))
+        return before + 1 if leaves else before
+
+    def _has(self, name: str) -> bool:
+        return self._region is not None and self._region.has(name)
+
     def _is_late(self, item: Item) -> bool:
         name = item.outputs[0].buffer
-        return name in self._waiting and not (self._region is not None and self._region.has(name))
+        return self._stages[name] > 0 and not self._has(name)
 
 
 def _chain_costs(live: list[Item]) -> dict[str, float]:
@@ -320,22 +336,29 @@ class _Former:
 
     def add(self, item: Item) -> None:
         if isinstance(item, Loop):
-            self._open(TaskDraft("loop", self._level(_loop_accesses(item)) + 1, 0, loop=item))
+            self._open(TaskDraft("loop", self._level_after(_loop_accesses(item), False), 0, loop=item))
         elif kind_of(item) == "pointwise":
             self._add_pointwise(item)
         else:
-            level = self._level(self._accesses(item)) + 1
-            elements = item.outputs[0].num_elements
-            self._open(TaskDraft(kind_of(item), level, elements, root=item, inside=self._inside(item)))
+            inside, elements = self._inside(item), item.outputs[0].num_elements
+            level = self._level_after(self._accesses(item), inside)
+            self._open(TaskDraft(kind_of(item), level, elements, root=item, inside=inside))
 
     def _open(self, draft: TaskDraft) -> None:
         self._drafts.append(draft)
         for spec in draft.outputs:
             self._home[spec.buffer] = draft
 
-    def _level(self, accesses: Sequence[Access]) -> int:
-        homes = [self._home[access.buffer] for access in accesses if access.buffer in self._home]
-        return max((draft.level for draft in homes), default=-1)
+    def _homes(self, accesses: Sequence[Access]) -> list[TaskDraft]:
+        return [self._home[access.buffer] for access in accesses if access.buffer in self._home]
+
+    def _level_after(self, accesses: Sequence[Access], inside: bool) -> tuple[int, int]:
+        """The level of a task that reads these."""
+        levels = [
+            (draft.level[0], draft.level[1] + 1) if inside and draft.inside else (draft.level[0] + 1, 0)
+            for draft in self._homes(accesses)
+        ]
+        return max(levels, default=(0, 0))
 
     def _accesses(self, operation: Operation) -> list[Access]:
         found = accesses(operation, self._walker)
@@ -345,14 +368,9 @@ class _Former:
     def _add_pointwise(self, operation: Operation) -> None:
         out = operation.outputs[0]
         accesses = self._accesses(operation)
-        level = self._level(accesses)
-        latest = list(
-            dict.fromkeys(
-                self._home[access.buffer]
-                for access in accesses
-                if access.buffer in self._home and self._home[access.buffer].level == level
-            )
-        )
+        homes, inside = self._homes(accesses), self._inside(operation)
+        last = max((draft.level for draft in homes), default=None)
+        latest = list(dict.fromkeys(draft for draft in homes if draft.level == last))
         element = variable("i", out.num_elements)
         same_element = all(
             access.index == element for access in accesses if self._home.get(access.buffer) in latest
@@ -361,8 +379,7 @@ class _Former:
         nests = depth <= _MAX_INLINED_DEPTH and all(
             len(str(access.index)) <= _MAX_INDEX_CHARACTERS for access in accesses
         )
-        shared = out.buffer in self._shared and self._groups(latest, same_element)
-        same_element = same_element and all(draft.inside == self._inside(operation) for draft in latest)
+        same_element = same_element and all(draft.inside == inside for draft in latest)
         shared = out.buffer in self._shared and self._groups(latest, same_element)
         if latest and same_element and self._joins_root(latest, operation):
             self._join(latest, operation)
@@ -370,12 +387,16 @@ class _Former:
             self.inlined[out.buffer] = operation
             self._depths[out.buffer] = depth
             if out.buffer in self._reports:
-                self._open(TaskDraft("pointwise", level + 1, 1, members=[operation], inside=self._inside(operation)))
+                self._open_pointwise(operation, accesses)
         elif self._groups(latest, same_element):
             self._join(latest, operation)
         else:
-            inside = self._inside(operation)
-            self._open(TaskDraft("pointwise", level + 1, out.num_elements, members=[operation], inside=inside))
+            self._open_pointwise(operation, accesses)
+
+    def _open_pointwise(self, operation: Operation, accesses: Sequence[Access]) -> None:
+        inside, elements = self._inside(operation), operation.outputs[0].num_elements
+        level = self._level_after(accesses, inside)
+        self._open(TaskDraft("pointwise", level, elements, members=[operation], inside=inside))
 
     def _inside(self, operation: Operation) -> bool:
         """Whether an operation of the lowered program belongs to the region."""

@@ -19,9 +19,9 @@ from trainkernel.ir import Loop, Operation, Program, ScalarSpec, TensorSpec
 from trainkernel.lowering import lower
 from trainkernel.options import Options, whole_buffer
 from trainkernel.passes import normalize
-from trainkernel.products import MAX_SHARED_TILE, ProductPlan, ceil_div, plan_product
+from trainkernel.products import MAX_SHARED_TILE, RESERVED_SHARED_BYTES, ProductPlan, ceil_div, plan_product
 from trainkernel.reduction_plans import ReductionPlan, ScanPlan, plan_reduction, plan_scan
-from trainkernel.regions import REGION_THREADS, RegionPlan, plan_region
+from trainkernel.regions import REGION_THREADS, RegionPlan, Split, plan_region
 from trainkernel.row_groups import plan_row_groups
 from trainkernel.schedule import (
     ArenaPlace,
@@ -34,6 +34,7 @@ from trainkernel.schedule import (
     Schedule,
     Stage,
     Task,
+    are_row_group,
 )
 from trainkernel.shared import (
     LoopState,
@@ -492,7 +493,7 @@ class _Graph:
             scalars,
             self._fused.inlined,
             self._options.threads,
-            self._target,
+            self._room(split, parts),
             state,
         )
         private = [name for name in region.written if self._is_private(name, inside)]
@@ -508,6 +509,13 @@ class _Graph:
         block = BlockRegion(split, parts, waits, near, layout, copies, scratch, first_warps(region, waits, layout))
         return Task("region", parts[-1].name, stores=stores, reads=reads, num_pieces=split.partials, region=block)
 
+    def _room(self, split: Split, parts: Sequence[Task]) -> Target:
+        """The target of a region: a row group leaves half of a multiprocessor to a second block, if it has two."""
+        if not are_row_group(split, parts) or self._options.threads >= REGION_THREADS:
+            return self._target
+        half_bytes = self._target.shared_bytes_per_sm // 2 - RESERVED_SHARED_BYTES
+        return replace(self._target, shared_bytes_per_block=min(half_bytes, self._target.shared_bytes_per_block))
+
     def _is_private(self, name: str, inside: Sequence[_Node]) -> bool:
         """Whether a value lies in the arena and nobody outside of these nodes reads it."""
         if not isinstance(self.places[name], ArenaPlace):
@@ -520,6 +528,8 @@ class _Graph:
         Else what others compute meanwhile (a step count's powers) would split it in two, and its rows would
         travel through device memory.
         """
+        if self._region is None or self._region.apart:
+            return
         inside = [node for node in self._nodes if node.inside and node.task.num_pieces]
         later = {node for node in self._reachable(inside) if not node.inside}
         if any(after.inside for node in later for after in node.after):

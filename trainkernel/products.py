@@ -102,6 +102,8 @@ MAX_STAGES = 4
 MAX_WARPGROUP_BYTES = 200 * 1024
 SHARED_SM_BYTES = 112 * 1024
 """Shared memory of a block up to which two of them share a multiprocessor."""
+RESERVED_SHARED_BYTES = 1024
+"""What each block takes beside its own shared memory."""
 MAX_SHARED_TILE = 128 * 64
 """Outputs of a warpgroup tile with which two blocks share a multiprocessor."""
 MAX_WARPGROUP_STAGES = 6

@@ -145,12 +145,16 @@ def _is_addable(operand: Operand, addition: Operation, addable: Set[str], reads:
 
 @dataclass(frozen=True)
 class RegionPlan:
-    """A split, the buffers computed row by row, those that sum over rows, and sums of these."""
+    """A split, the buffers computed row by row, those that sum over rows, and sums of these.
+
+    ``apart`` says that the rows are groups that have nothing to do with each other, so none waits for another's sake.
+    """
 
     split: Split
     rows: frozenset[str]
     partials: frozenset[str]
     sums: PartialSums = PartialSums()
+    apart: bool = False
 
     def has(self, name: str) -> bool:
         """Whether the operation that makes a buffer is inside of the region."""
@@ -345,6 +349,7 @@ class _Classification:
 
     def __init__(self, cuts: Cuts, whole: set[str], outside: frozenset[str]) -> None:
         self._cuts = cuts
+        self._inputs = frozenset(cuts.inputs)
         self._outside = outside
         self._rows: set[str] = set()
         self._weak: set[str] = set()
@@ -362,7 +367,7 @@ class _Classification:
     def _place(self, operation: Operation) -> None:
         operands = {spec.buffer for spec in operation.tensor_inputs}
         read_rows = operands & self._rows
-        strangers = operands - self._rows - self._cuts.inputs.keys() - self._outside - self._free
+        strangers = operands - self._rows - self._inputs - self._outside - self._free
         vague = self._shallow | (self._weak - self._drawn)
         if (read_rows - vague) or (operands & self._outside) or not strangers:
             reads = self._cuts.reads(operation, ROW)
@@ -400,10 +405,10 @@ class _Classification:
         """What an operation's results are beside rows or partials."""
         operands = {spec.buffer for spec in operation.tensor_inputs}
         outputs = {spec.buffer for spec in operation.outputs}
-        if kind_of(operation) == "pointwise" and operands <= self._cuts.inputs.keys() | self._evaluable:
+        if kind_of(operation) == "pointwise" and operands - self._inputs <= self._evaluable:
             self._evaluable |= outputs
             self._free |= outputs - self._rows
-        if _is_drawn(operation, self._drawn) and outputs <= self._evaluable | self._rows:
+        if _is_drawn(operation, self._drawn) and (outputs <= self._evaluable or outputs <= self._rows):
             self._drawn |= outputs
 
     def _take(self, operation: Operation, read_rows: set[str], own: frozenset[str]) -> None:
@@ -518,6 +523,7 @@ class RegionCost:
         self._threads = options.threads_per_block or REGION_THREADS
         self._items = [_ItemCost.of(item, target, options) for item in program.operations]
         self._sizes = {spec.buffer: DTYPES[spec.dtype].itemsize_bytes * spec.num_elements for spec in program.buffers()}
+        self._paths_us: dict[tuple[frozenset[str], frozenset[str], PartialSums, bool], float] = {}
 
     def fits(self, plan: RegionPlan) -> bool:
         """Whether shared memory holds what each product of the region needs, whatever will be fused."""
@@ -556,7 +562,10 @@ class RegionCost:
         """Time of the pieces, of the longest path through the rest, and of the rest's work."""
         if plan is None:
             return self._path_us(None)
-        return self._pieces_us(plan) + self._path_us(plan)
+        key = plan.rows, plan.partials, plan.sums, plan.split.pieces > 1
+        if key not in self._paths_us:
+            self._paths_us[key] = self._path_us(plan)
+        return self._pieces_us(plan) + self._paths_us[key]
 
     def best_us(self, label: int, choices: list[int], rows: frozenset[str], partials: frozenset[str]) -> float:
         """The least time over several numbers of pieces."""

@@ -46,7 +46,7 @@ def plan_row_groups(program: Program, target: Target, options: Options) -> Regio
             continue
         saved = groups.num_saved_stages
         if saved >= _MIN_SAVED_STAGES and (best is None or saved > best[0]):
-            best = (saved, RegionPlan(split, groups.rows, frozenset()))
+            best = (saved, RegionPlan(split, groups.rows, frozenset(), apart=True))
     return None if best is None else best[1]
 
 

@@ -8,7 +8,7 @@ that run side by side between two barriers; a **scope** says who meets at the ba
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -256,6 +256,12 @@ class Stage:
         return sum(task.num_pieces for task in self.tasks)
 
 
+def are_row_group(split: Split, parts: Sequence[Task]) -> bool:
+    """Whether the parts of a region are no products and leave no partial results."""
+    sums = (part.plan for part in parts if part.plan is not None)
+    return split.pieces > 1 and all(isinstance(plan, ReductionPlan) and plan.partials == 1 for plan in sums)
+
+
 @dataclass(frozen=True)
 class BlockRegion:
     """Tasks that one block computes for its rows, one after another.
@@ -289,8 +295,7 @@ class BlockRegion:
     @property
     def is_row_group(self) -> bool:
         """Whether the region has no product and no partial result: parts that others like them may resemble."""
-        sums = (part.plan for part in self.parts if part.plan is not None)
-        return self.split.pieces > 1 and all(isinstance(plan, ReductionPlan) and plan.partials == 1 for plan in sums)
+        return are_row_group(self.split, self.parts)
 
     @property
     def partial(self) -> str:
@@ -312,10 +317,9 @@ class BlockRegion:
         """The C condition under which a piece is the last one of a partial result."""
         return f"piece % {self.split.slices} == {self.split.slices - 1}"
 
-    @property
-    def is_first(self) -> str:
-        """The C condition under which a piece is the first one of its block."""
-        return f"piece == (int)blockIdx.x{f' * {self.split.slices}' if self.split.slices > 1 else ''}"
+    def is_first(self, block: str) -> str:
+        """The C condition under which a piece is the first one of the block with the number ``block``."""
+        return f"piece == (int){block}{f' * {self.split.slices}' if self.split.slices > 1 else ''}"
 
 
 def runs_whole(part: Task) -> bool:

@@ -324,6 +324,9 @@ def is_near(part: Task, position: int, layout: SharedLayout, inlined: Mapping[st
     slab = layout.slabs.get(view.buffer)
     if slab is None or slab.padding != SIXTEEN_BIT_PAD or view.offset % 8 or not keeps_rows(part, view, slab.row):
         return False
+    stride = view.strides[-2 if view.strides[-1] == 1 else -1]
+    if stride % 8:
+        return False  # of a single row, which may have any
     # The rows of a piece begin at a multiple of eight, along which of both dims they lie.
     aligned = plan.split > 1 or plan.batch > 1 or view.strides[-1] == 1 or plan.tile_m % 8 == 0
     return aligned and is_read_in_place(view, True, plan.tensor, plan.tile_k)

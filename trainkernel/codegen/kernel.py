@@ -16,13 +16,12 @@ from trainkernel.codegen.text import comment
 from trainkernel.dtypes import DTYPES
 from trainkernel.ir import Loop, Program, ScalarSpec, TensorSpec, length_limits
 from trainkernel.memory import Frame, MemoryPlan, Scope, Storage
-from trainkernel.products import ProductPlan
+from trainkernel.products import RESERVED_SHARED_BYTES, ProductPlan
 from trainkernel.schedule import BlockRegion, Schedule, Stage, Task, runs_whole
 from trainkernel.stamps import NUM_CLOCK_STAMPS, stamps_bytes
 
 ENTRY = "trainkernel_step"
 MAX_DIRECT_SLOTS = 480
-RESERVED_SHARED_BYTES = 1024
 MAX_INLINE_CALLS = {"tk_grid_barrier": 8, "tk_matrix_sums": 4, "tk_random_bits": 4}
 """Calls up to which a function of the prelude is inlined; in a kernel with more it is compiled once."""
 MAX_SPREAD_BLOCKS = 1024
@@ -329,7 +328,7 @@ class _Body:
         slices = region.split.slices
         self.lines += [
             "#pragma unroll 1",
-            f"{indent}for (int {region.partial} = blockIdx.x; {region.partial} < {region.split.partials}; "
+            f"{indent}for (int {region.partial} = {self.block}; {region.partial} < {region.split.partials}; "
             f"{region.partial} += gridDim.x) {{",
         ]
         if slices > 1:
@@ -340,14 +339,16 @@ class _Body:
         if groups or region.shared.rounded:
             self.lines.append(f"{inner}TK_TASK({stage}, {len(self.tasks)});")
         for tables in groups:
-            self.lines += [f"{inner}{fetch.call(threads, self.tensors, region.is_first)}" for fetch in tables]
+            self.lines += [
+                f"{inner}{fetch.call(threads, self.tensors, region.is_first(self.block))}" for fetch in tables
+            ]
             self.lines.append(f"{inner}tk_cp_async_commit();")
         if region.shared.rounded:
             name = f"tk_round_{stage}"
             self.functions.append(emit_rounded(region, frame, self.base, self.scalar, name))
             self.templates.add("tensor_sums")
             steps = "".join(f", step_{depth}" for depth in range(frame.depth))
-            self.lines.append(f"{inner}if ({region.is_first}) {name}(p, shared{steps});")
+            self.lines.append(f"{inner}if ({region.is_first(self.block)}) {name}(p, shared{steps});")
         under_way = len(groups)
         for part, waits in zip(region.parts, region.waits, strict=False):
             lines = self.part(part, stage, frame, region)
@@ -396,7 +397,7 @@ class _Body:
             self.lines.append(f"{indent}__syncthreads();  // shared is free: what ran before may still read it")
         threads = frame.schedule.options.threads
         self.lines += [
-            f"{indent}if (blockIdx.x == 0) {{  // what stays near from step to step",
+            f"{indent}if ({self.block} == 0) {{  // what stays near from step to step",
             f"{indent}{_INDENT}TK_TASK({self.num_stages}, {len(self.tasks)});",
             *(f"{indent}{_INDENT}{fetch.whole_call(threads, self.tensors, back=False)}" for fetch in fetches),
             f"{indent}{_INDENT}tk_cp_async_commit();",
@@ -412,7 +413,7 @@ class _Body:
             return
         assert inner.plan.back_edge is not None
         threads = inner.schedule.options.threads
-        self.lines.append(f"{indent}if (blockIdx.x == 0) {{  // the carries that stayed near")
+        self.lines.append(f"{indent}if ({self.block} == 0) {{  // the carries that stayed near")
         self.lines += [f"{indent}{_INDENT}{fetch.whole_call(threads, self.tensors, back=True)}" for fetch in carries]
         self.lines.append(f"{indent}}}")
         self.shared_in_use = True
@@ -571,9 +572,9 @@ def _sums(plan: ProductPlan) -> int:
 
 
 def _has_tiles_in_a_loop(schedule: Schedule, inside: bool = False) -> bool:
-    """Whether tiles of products repeat, by blocks that own no rows."""
+    """Whether tiles of products repeat, by blocks that own no rows but those of row groups."""
     tasks = [task for stage in schedule.stages for task in stage.tasks]
-    if any(task.region is not None for task in tasks):
+    if any(task.region is not None and not task.region.is_row_group for task in tasks):
         return False
     if inside and any(_is_tile(task) for task in tasks):
         return True
