@@ -105,3 +105,14 @@ def test_no_sum_of_a_norm_waits_for_another() -> None:
     inputs = [np.array(leaf) for leaf in tk.tree.leaves((params, X))]
     generated = check(program, inputs, num_blocks=3, region_pieces=2)
     assert len(generated.schedule.stages) == 3, str(generated.schedule)
+
+
+def test_a_second_copy_of_a_returned_scalar_is_made_of_the_stored_one() -> None:
+    """It must not evaluate the scalar again: what that reads may be gone by then."""
+    b = ProgramBuilder()
+    x = b.input("x", (9000,))
+    norm = b.op("sqrt", b.op("sum", b.op("mul", x, x), dims=(0,)))
+    program = b.build([b.op("mul", x, norm.broadcast_to((9000,))), norm, norm.reshape((1,))])
+    generated = check(program, [RNG.standard_normal(9000, np.float32)], num_blocks=3, region_pieces=0)
+    copied = generated.source.split("copy output_2")[1].split("\n}")[0]
+    assert "b_sqrt[0]" in copied and "b_sum_partials" not in copied

@@ -87,6 +87,7 @@ class CopyBody(_ElementwiseBody):
         element = variable("i", self.task.num_elements)
         destination = self.frame.destination(copy.destination, copy.dtype)
         pointer = self.scope.pointer("destination", destination, const=False)
+        self.scope.inlined = {}  # the source is stored, even if others evaluate it for themselves
         values = ValueScope(self.scope, {}, element)
         if copy.source is None:
             value = literal(0, domain_of_dtype(destination.dtype))
