@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,13 @@ import trainkernel.numpy as tnp
 from trainkernel import optim
 from trainkernel.builder import ProgramBuilder
 from trainkernel.codegen import generate
+from trainkernel.codegen.kernel import assemble
+from trainkernel.errors import VerificationError
+from trainkernel.memory import plan_memory
+from trainkernel.options import Options
+from trainkernel.placement import build_schedule
+from trainkernel.schedule import Stage
+from trainkernel.target import Target
 
 RNG = np.random.default_rng(0)
 PARAMS = {name: RNG.standard_normal(shape, np.float32) for name, shape in {"a": (6, 5), "b": (5,), "c": (1,)}.items()}
@@ -116,3 +124,16 @@ def test_a_second_copy_of_a_returned_scalar_is_made_of_the_stored_one() -> None:
     generated = check(program, [RNG.standard_normal(9000, np.float32)], num_blocks=3, region_pieces=0)
     copied = generated.source.split("copy output_2")[1].split("\n}")[0]
     assert "b_sqrt[0]" in copied and "b_sum_partials" not in copied
+
+
+def test_a_task_reads_nothing_that_the_plan_does_not_know_of() -> None:
+    """Another value could have taken its place."""
+    b = ProgramBuilder()
+    program = b.build([b.op("add", b.input("x", (8,)), b.input("y", (8,)))])
+    target, options = Target.preset("portable"), Options()
+    schedule = build_schedule(program, target, options, {})
+    (task,) = schedule.stages[0].tasks
+    forgetful = replace(schedule, stages=(Stage((replace(task, reads=("x",)),)),))
+    assemble(program, schedule, plan_memory(schedule))
+    with pytest.raises(VerificationError, match=r"reads \['y'\]"):
+        assemble(program, forgetful, plan_memory(forgetful))

@@ -13,6 +13,7 @@ from trainkernel.codegen.reductions import ReductionBody
 from trainkernel.codegen.scans import ScanBody
 from trainkernel.codegen.text import INDENT, block, comment
 from trainkernel.codegen.values import Pointer, PointerText, TaskScope, ValueScope, uniform_buffers
+from trainkernel.errors import VerificationError
 from trainkernel.indexing import ZERO
 from trainkernel.memory import Frame
 from trainkernel.schedule import BlockRegion, Task
@@ -62,9 +63,18 @@ class TaskFunction:
 def emit_task(
     task: Task, frame: Frame, base: PointerText, scalar: PointerText, region: BlockRegion | None = None
 ) -> TaskFunction:
-    """The function of one task (any kind but a loop or a region), or of one part of a region."""
+    """The function of one task (any kind but a loop or a region), or of one part of a region.
+
+    Raises
+    ------
+    VerificationError
+        If its text reads what the task does not say that it reads: another value may lie there by then.
+    """
     emitter = _BODIES[task.kind](task, frame, base, scalar, region)
     body = emitter.lines()
+    unplanned = emitter.scope.buffers_read - set(task.reads) - set(task.stores)
+    if unplanned:
+        raise VerificationError(f"task {task.name!r} reads {sorted(unplanned)}, of which the memory plan does not know")
     pointers, statements = emitter.scope.pointers, emitter.scope.constants.lines + body
     steps = "".join(f", int step_{depth}" for depth in range(frame.depth))
     slabs = ", unsigned char* slabs" if region is not None and region.shared.end_bytes else ""

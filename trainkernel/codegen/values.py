@@ -63,6 +63,8 @@ class TaskScope:
 
     Attributes
     ----------
+    buffers_read : set of str
+        The buffers that the function's text reads from memory.
     templates : set of str
         The prelude's files that the function's text calls.
     """
@@ -87,6 +89,7 @@ class TaskScope:
         self._base = base
         self._scalar = scalar
         self._declared: set[str] = set()
+        self.buffers_read: set[str] = set()
         self._names: dict[str, int] = {}
 
     def fresh(self, buffer: str) -> str:
@@ -132,6 +135,8 @@ class TaskScope:
         The same storage may be read under one name and written under another; a partial result may lie in two.
         """
         name = f"{'b' if const else 's' if own_sum else 'w'}_{buffer}"
+        if const:
+            self.buffers_read.add(buffer)
         if name not in self._declared:
             self._declared.add(name)
             kind = ("const " if const else "") + DTYPES[storage.dtype].cuda
