@@ -38,6 +38,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("access", "passes", "products"),
     ("reduction_plans",),
     ("alignment",),
+    ("region_plans",),
+    ("region_costs",),
     ("regions",),
     ("lowering",),
     ("schedule",),

@@ -16,7 +16,8 @@ from trainkernel.dtypes import DTYPES
 from trainkernel.ir import Program
 from trainkernel.options import Options
 from trainkernel.passes import normalize
-from trainkernel.regions import PartialSums, plan_region
+from trainkernel.region_plans import PartialSums
+from trainkernel.regions import plan_region
 from trainkernel.target import Target
 
 RNG = np.random.default_rng(0)

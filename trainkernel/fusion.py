@@ -29,7 +29,7 @@ from trainkernel.ops import OPS
 from trainkernel.options import Options
 from trainkernel.products import ceil_div, conversion_us, plan_product, stored_cast_us
 from trainkernel.reduction_plans import SCATTERS, plan_reduction
-from trainkernel.regions import RegionPlan
+from trainkernel.region_plans import RegionPlan
 from trainkernel.target import Target
 
 _EVALUATIONS_PER_US = 7.0e6

@@ -13,7 +13,7 @@ from typing import Any
 
 from trainkernel.ir import MAX_LENGTH
 from trainkernel.memory import Frame, Scope
-from trainkernel.regions import Split
+from trainkernel.region_plans import Split
 from trainkernel.schedule import LoopSchedule, Stage, Task
 from trainkernel.target import Target
 from trainkernel.work import Work, WorkCounter, bound_us

@@ -23,7 +23,7 @@ from trainkernel.ir import Item, Operation, Program, TensorSpec
 from trainkernel.options import Options
 from trainkernel.products import plan_product
 from trainkernel.reduction_plans import SCATTERS, SPLIT_REDUCTIONS, ReductionPlan, plan_reduction, reduced_count
-from trainkernel.regions import RegionPlan, Split, is_block_product
+from trainkernel.region_plans import RegionPlan, Split, is_block_product
 from trainkernel.target import Target
 
 COMBINE_IN_ORDER = 32

@@ -18,7 +18,7 @@ from typing import TypeAlias
 from trainkernel.dtypes import DTYPES
 from trainkernel.indexing import Index
 from trainkernel.ir import Loop, ScalarSpec, TensorSpec
-from trainkernel.regions import Split
+from trainkernel.region_plans import Split
 from trainkernel.schedule import (
     ArenaPlace,
     BlockRegion,

@@ -21,7 +21,9 @@ from trainkernel.options import Options, whole_buffer
 from trainkernel.passes import normalize
 from trainkernel.products import MAX_SHARED_TILE, RESERVED_SHARED_BYTES, ProductPlan, ceil_div, plan_product
 from trainkernel.reduction_plans import ReductionPlan, ScanPlan, plan_reduction, plan_scan
-from trainkernel.regions import REGION_THREADS, RegionPlan, Split, plan_region
+from trainkernel.region_costs import REGION_THREADS
+from trainkernel.region_plans import RegionPlan, Split
+from trainkernel.regions import plan_region
 from trainkernel.row_groups import plan_row_groups
 from trainkernel.schedule import (
     ArenaPlace,

@@ -19,7 +19,7 @@ from trainkernel.ir import Operation, Program, TensorSpec
 from trainkernel.lowering import lower
 from trainkernel.options import Options
 from trainkernel.reduction_plans import SCATTERS, plan_reduction
-from trainkernel.regions import RegionPlan, Split
+from trainkernel.region_plans import RegionPlan, Split
 from trainkernel.target import Target
 
 _MAX_LABELS = 2

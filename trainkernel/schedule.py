@@ -17,7 +17,7 @@ from trainkernel.ir import Loop, Operation, Program, TensorSpec
 from trainkernel.options import Options
 from trainkernel.products import SIXTEEN_BIT_PAD, ProductPlan, ceil_div
 from trainkernel.reduction_plans import ReductionPlan, ScanPlan
-from trainkernel.regions import Split
+from trainkernel.region_plans import Split
 from trainkernel.target import Target
 
 

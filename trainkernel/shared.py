@@ -39,7 +39,7 @@ from trainkernel.products import (
     stream_columns,
 )
 from trainkernel.reduction_plans import WARP_COLUMNS, ReductionPlan
-from trainkernel.regions import Split
+from trainkernel.region_plans import Split
 from trainkernel.schedule import ArenaPlace, Place, Rounded, SharedLayout, SharedPlace, Staged, Task, runs_whole
 from trainkernel.target import Target
 
