@@ -49,6 +49,10 @@ def lower(*, loop: bool) -> Any:
     return tk.jit(function, donate_argnums=0, device="reference").lower((PARAMS, OPTIMIZER.init(PARAMS)), X)
 
 
+def step_inputs() -> list[np.ndarray[Any, Any]]:
+    return [np.array(leaf) for leaf in tk.tree.leaves(((PARAMS, OPTIMIZER.init(PARAMS)), X))]
+
+
 @pytest.mark.parametrize("loop", [False, True])
 def test_nobody_waits_for_a_reported_norm_or_for_a_count(loop: bool) -> None:
     """Gradients, their sums of squares, the update: the norm is stored beside it, the rate computed before it."""
@@ -59,9 +63,8 @@ def test_nobody_waits_for_a_reported_norm_or_for_a_count(loop: bool) -> None:
     if loop:
         schedule = next(task.loop.schedule for stage in schedule.stages for task in stage.tasks if task.loop)
     assert len(schedule.stages) == 3, str(schedule)
-    inputs = [np.array(leaf) for leaf in tk.tree.leaves(((PARAMS, OPTIMIZER.init(PARAMS)), X))]
     for num_blocks, order in ((1, "forward"), (3, "reverse"), (4, 1)):
-        check(lowered.program, inputs, num_blocks=num_blocks, order=order, **options)
+        check(lowered.program, step_inputs(), num_blocks=num_blocks, order=order, **options)
 
 
 def test_a_returned_scalar_is_stored_once_and_evaluated_by_its_readers() -> None:

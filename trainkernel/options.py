@@ -50,8 +50,8 @@ class Options:
         Use the matrix-vector path that splits the depth over the threads of a block.
     threads_per_block : int or None
     region_pieces : int or None
-        Pieces into which the rows of a block region are cut, 0 to 1024; 0: no region, 1: the step runs
-        in one block. A number that divides no label leaves the step without a region.
+        Pieces into which the rows of a block region are cut, 0 to 1024; 0: neither a region nor row groups,
+        1: the step runs in one block. A number that divides no label leaves the step without a region.
     precision : str or None
         Of float32 products: ``"highest"`` (None), as exact as sums of float32 multiply-adds, or ``"tf32"``, which
         lets tensor cores multiply operands rounded to TF32's 11 bits.
