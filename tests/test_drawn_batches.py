@@ -81,7 +81,7 @@ def actions(params: Any, key: Any, count: Any, data: Any, labels: Any) -> Any:
 
 def images(params: Any, key: Any, count: Any, data: Any, labels: Any) -> Any:
     """A convolution and a pooling, whose places are rows, in front of a dense layer."""
-    rows = random.shuffled_batch(key, count, 24, len(data))
+    rows = random.shuffled_batch(key, count, 96, len(data))
     x, y = data[rows].reshape(-1, 4, 4, 1), labels[rows]
 
     def loss(params: Any) -> Any:
@@ -100,7 +100,7 @@ STEPS: dict[str, tuple[Any, tuple[Any, ...], int]] = {
     "shuffled": (shuffled, (init(16, 32, 24, 1), KEY, np.int32(5), DATA, LABELS), 48),
     "sampled": (sampled, (init(16, 32, 24, 1), KEY, np.int32(5), DATA, LABELS), 120),
     "actions": (actions, (init(16, 32, 24, 5), KEY, np.int32(5), DATA, LABELS), 120),
-    "images": (images, ([*init(9, 8), *init(32, 24, 1)], KEY, np.int32(5), DATA, LABELS), 24),
+    "images": (images, ([*init(9, 8), *init(32, 24, 1)], KEY, np.int32(5), DATA, LABELS), 96),
 }
 MAX_UNKNOWN = {
     "points": 0.0,
