@@ -102,11 +102,11 @@ def form_tasks(
     must_store = {spec.buffer for spec in program.outputs} | looped
     if region is not None:
         must_store |= _leaving(live, region)
-    scalars = _Scalars(program, live, region)
+    scalars, costs = _Scalars(live, region), _chain_costs(live)
     reports = scalars.reports & must_store - looped - updates
     sums = {item.outputs[0].buffer for item in live if _is_partial_sum(item)}
-    kept = must_store - reports | scalars.early(_chain_costs(live)) | sums
-    former = _Former(program, options, _may_inline(program, live, kept, target, options), region, reports)
+    kept = must_store - reports | scalars.early(costs) | sums
+    former = _Former(program, options, _may_inline(program, live, costs, kept, target, options), region, reports)
     for item in live:
         former.add(item)
     drafts = former.finish(must_store)
@@ -145,8 +145,7 @@ class _Scalars:
         too, their readers need not wait for the task that stores them.
     """
 
-    def __init__(self, program: Program, live: list[Item], region: RegionPlan | None) -> None:
-        self._inputs = {spec.buffer for spec in program.inputs}
+    def __init__(self, live: list[Item], region: RegionPlan | None) -> None:
         self._readers: dict[str, list[Item]] = {}
         self._waiting: set[str] = set()
         self._stages: dict[str, int] = {}
@@ -214,11 +213,17 @@ def _chain_costs(live: list[Item]) -> dict[str, float]:
     return costs
 
 
-def _may_inline(program: Program, live: list[Item], must_store: set[str], target: Target, options: Options) -> set[str]:
-    """Buffers of pointwise operations that consumers may evaluate for themselves."""
+def _may_inline(
+    program: Program,
+    live: list[Item],
+    costs: Mapping[str, float],
+    must_store: set[str],
+    target: Target,
+    options: Options,
+) -> set[str]:
+    """Buffers of pointwise operations that consumers may evaluate for themselves; ``costs`` are of their chains."""
     if options.fuse_pointwise is False:
         return set()
-    costs = _chain_costs(live)
     inputs = {spec.buffer for spec in program.inputs}
     evaluations: dict[str, float] = {}
     positions: dict[str, int] = {}

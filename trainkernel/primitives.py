@@ -353,11 +353,12 @@ def is_compared(x: Value, dim: int) -> bool:
 
 
 def pick(x: Value, index: Value, dim: int) -> Value:
-    """Elements of ``x`` at an index in range, one along a dim: sums in which the others are zero.
+    """Elements of ``x`` at an index in range, one along a dim, broadcast: sums in which the others are zero.
 
     What a gather does, for a few floats (a value of the action taken): neither it nor its derivative reads or writes
     other rows. A -0.0 becomes 0.0.
     """
-    chosen = compare(broadcast(iota(x.shape[dim]), x.shape, (dim,)), stretch(index, x.shape), "eq")
-    shape = (*x.shape[:dim], 1, *x.shape[dim + 1 :])
-    return reshape(sum(where(chosen, x, 0.0), dims=(dim,)), shape)
+    shape = broadcast_shapes([x.shape, index.shape])
+    chosen = compare(broadcast(iota(shape[dim]), shape, (dim,)), stretch(index, shape), "eq")
+    picked = sum(where(chosen, stretch(x, shape), 0.0), dims=(dim,))
+    return reshape(picked, (*shape[:dim], 1, *shape[dim + 1 :]))

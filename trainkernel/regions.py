@@ -54,7 +54,8 @@ def plan_region(program: Program, target: Target, options: Options) -> RegionPla
         if not choices:
             continue
         for rows, partials in _classifications(Cuts(program, label), model, choices):
-            inside = [each for each in operations if each.outputs[0].buffer in rows | partials]
+            names = rows | partials
+            inside = [each for each in operations if each.outputs[0].buffer in names]
             if asked is None and _num_meetings(inside) < _MIN_MEETINGS:
                 continue
             for pieces in choices if rows else ():
@@ -234,8 +235,7 @@ class _Classification:
         operands = {spec.buffer for spec in operation.tensor_inputs}
         read_rows = operands & self._rows
         strangers = operands - self._rows - self._inputs - self._outside - self._free
-        vague = self._shallow | (self._weak - self._drawn)
-        if (read_rows - vague) or (operands & self._outside) or not strangers:
+        if (read_rows - self._shallow - (self._weak - self._drawn)) or (operands & self._outside) or not strangers:
             reads = self._cuts.reads(operation, ROW)
             if reads is not None:
                 own, astray = reads

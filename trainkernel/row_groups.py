@@ -10,7 +10,7 @@ was, so that grouping does not change a bit.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from trainkernel.errors import VerificationError
@@ -41,9 +41,9 @@ def plan_row_groups(program: Program, target: Target, options: Options) -> Regio
     best: tuple[int, RegionPlan] | None = None
     for label, _ in sorted(sums.most_common(), key=lambda pair: (-pair[1], pair[0]))[:_MAX_LABELS]:
         split = _split(label, target)
-        groups = _Groups(fused, declared, split, target, options) if split is not None else None
-        if groups is None or split is None:
+        if split is None:
             continue
+        groups = _Groups(fused, declared, split, target, options)
         saved = groups.num_saved_stages
         if saved >= _MIN_SAVED_STAGES and (best is None or saved > best[0]):
             best = (saved, RegionPlan(split, groups.rows, frozenset(), apart=True))
@@ -95,15 +95,16 @@ class _Groups:
     ) -> None:
         self._fused, self._declared, self._split = fused, declared, split
         self._target, self._options = target, options
-        self._writer = {spec.buffer: draft for draft in fused.drafts for spec in draft.outputs}
+        writer = {spec.buffer: draft for draft in fused.drafts for spec in draft.outputs}
+        self._before = {
+            id(draft): {id(writer[name]): writer[name] for name in draft.reads if name in writer}
+            for draft in fused.drafts
+        }
         members = {id(member.draft): member for member in map(self._member, fused.drafts) if member is not None}
         alone, levels = self._levels({}), self._levels(members)
-        while True:
-            levels = self._levels(members)
-            kept = self._neighbours(members, levels)
-            if len(kept) == len(members):
-                break
+        while len(kept := self._neighbours(members, levels)) < len(members):
             members = kept
+            levels = self._levels(members)
         self.num_saved_stages = len(set(alone.values())) - len(set(levels.values()))
         self.rows = frozenset(spec.buffer for member in members.values() for spec in member.draft.outputs)
 
@@ -130,9 +131,6 @@ class _Groups:
         after = plan_reduction(cut, self._target, self._options)
         return before.path == after.path and before.path in _ORDERED_PATHS and before.partials == 1
 
-    def _before(self, draft: TaskDraft) -> dict[int, TaskDraft]:
-        return {id(self._writer[name]): self._writer[name] for name in draft.reads if name in self._writer}
-
     def _is_near(self, member: _Member | None, other: TaskDraft, members: Mapping[int, _Member]) -> bool:
         """Whether a task needs only its own rows of what another one computes."""
         if member is None or id(other) not in members:
@@ -143,10 +141,10 @@ class _Groups:
     def _levels(self, members: Mapping[int, _Member]) -> dict[int, int]:
         """The stage of each task, by its longest path."""
         levels: dict[int, int] = {}
-        for draft in _in_order(self._fused.drafts, self._before):
+        for draft in sorted(self._fused.drafts, key=lambda draft: draft.level):  # each after what it reads
             steps = [
                 levels[key] + (not self._is_near(members.get(id(draft)), other, members))
-                for key, other in self._before(draft).items()
+                for key, other in self._before[id(draft)].items()
             ]
             levels[id(draft)] = max(steps, default=0)
         return levels
@@ -155,20 +153,7 @@ class _Groups:
         """The members that share their stage with another one whose rows they read, or that reads theirs."""
         joined: set[int] = set()
         for key, member in members.items():
-            for other in self._before(member.draft):
+            for other in self._before[key]:
                 if levels[other] == levels[key] and self._is_near(member, members[other].draft, members):
                     joined |= {key, other}
         return {key: member for key, member in members.items() if key in joined}
-
-
-def _in_order(drafts: Sequence[TaskDraft], before: Callable[[TaskDraft], Mapping[int, TaskDraft]]) -> list[TaskDraft]:
-    """The drafts, each after those that it reads from."""
-    done: set[int] = set()
-    ordered: list[TaskDraft] = []
-    waiting = list(drafts)
-    while waiting:
-        ready = [draft for draft in waiting if all(key in done or key == id(draft) for key in before(draft))]
-        ordered += ready
-        done |= {id(draft) for draft in ready}
-        waiting = [draft for draft in waiting if id(draft) not in done]
-    return ordered

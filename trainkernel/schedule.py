@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeAlias
 
 from trainkernel.dtypes import DTYPES
@@ -148,7 +149,7 @@ class SharedLayout:
     kept: Mapping[Staged, int] = field(default_factory=dict)
     returned: frozenset[Staged] = frozenset()
 
-    @property
+    @cached_property
     def copies(self) -> Mapping[Staged, int]:
         """All staged copies, however often they are fetched."""
         return {**self.staged, **self.kept}

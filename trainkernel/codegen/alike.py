@@ -118,13 +118,12 @@ class SharedFunction:
         return "\n".join(lines)
 
     def call(self, number: int, first_id: int, arguments: str) -> list[str]:
-        """The statements that call the function for a task of a region, whose slabs begin at ``shared``."""
+        """The statements that call the function for a task; slabs of a region begin at ``shared``."""
         if self.sizes is None:
             return [f"{self.name(first_id)}({arguments});"]
         fields = [INDENT + re.sub(r"\bslabs\b", "shared", line) for line in self.fields(number)]
         name = _struct_name(first_id)
-        lines = [f"const {name} task = {{", *fields, "};", f"{self.name(first_id)}({arguments}, task);"]
-        return ["{", *(INDENT + line for line in lines), "}"]
+        return [f"const {name} task = {{", *fields, "};", f"{self.name(first_id)}({arguments}, task);"]
 
     def fields(self, number: int) -> list[str]:
         """The values of the struct's fields for a task, one per line."""
@@ -175,13 +174,8 @@ class Family:
         ``ids`` are those of the family's tasks, ``first_id`` that of the function's first task; ``first``
         is the block's first piece.
         """
-        is_alone = self.shared.sizes is None
-        call = f"{self.shared.name(first_id)}({arguments}{'' if is_alone else ', task'});"
         if len(self.members) == 1:
-            inner = [f"TK_TASK({stage}, {ids[0]});"]
-            if not is_alone:
-                inner += [f"const {_struct_name(first_id)} task = {{", *self._fields(self.members[0]), "};"]
-            inner.append(call)
+            inner = [f"TK_TASK({stage}, {ids[0]});", *self.shared.call(self.members[0], first_id, arguments)]
             return block(f"for (int piece = {first}; piece < {self.num_pieces}; piece += gridDim.x)", inner)
         lines = [f"{_struct_name(first_id)} task;", "int piece = item;"]
         end = 0
@@ -195,7 +189,7 @@ class Family:
             if n:
                 lines[-1] += f" {chosen.pop(0)}"
             lines += chosen
-        lines.append(call)
+        lines.append(f"{self.shared.name(first_id)}({arguments}, task);")
         leader = self.functions[0]
         if leader.needs_free_shared and leader.task.num_pieces == 1:
             # Written for one piece, it has no barrier for the sake of a next one.

@@ -293,15 +293,15 @@ class _Body:
     def shared_part(self, function: TaskFunction, stage: int, frame: Frame, scratch: int) -> list[str]:
         """A part's mark and the call of the function that serves it and the parts of other groups that are alike."""
         shared, number = next(
-            (one, one.functions.index(function))
-            for one in self.shared
-            if any(each is function for each in one.functions)
+            (one, number) for one in self.shared for number, each in enumerate(one.functions) if each is function
         )
         task_id = self.register(function, stage, scratch)
         if number == 0:
             self.functions.append(shared)
         first_id, _ = self.places[id(shared.functions[0])]
         call = shared.call(number, first_id, self.arguments(function, frame, scratch))
+        if len(call) > 1:
+            call = ["{", *(_INDENT + line for line in call), "}"]
         return [f"TK_TASK({stage}, {task_id});", *call]
 
     @property

@@ -431,11 +431,7 @@ def take_along_axis(
             f"axis {along}{at_user_line()}"
         )
     if index.shape[along] == 1 and b.is_compared(x, along):
-        pairs = enumerate(zip(x.shape, index.shape, strict=True))
-        shape = tuple(
-            size if dim == along else max(size, count) if size and count else 0 for dim, (size, count) in pairs
-        )
-        return b.pick(b.stretch(x, shape), clamped(wrapped(index, x.shape[along]), x.shape[along]), along)
+        return b.pick(x, clamped(wrapped(index, x.shape[along]), x.shape[along]), along)
     return _along(x, index, along)
 
 
