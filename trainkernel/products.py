@@ -814,7 +814,7 @@ def _tile_groups_cycles(plan: ProductPlan, groups: int, micro_m: int, micro_n: i
     rounds = ceil_div(plan.tile_m, lanes_m * micro_m) * ceil_div(plan.tile_n, lanes_n * micro_n)
     warps = ceil_div(min(threads, lanes_n * lanes_m * groups), 32)
     instructions = 4 * micro_m * micro_n + micro_m + 4 * micro_n + 8
-    shared = warps * (2 * micro_m + 4 * micro_n)
+    shared = warps * (2 * micro_m + (2 if micro_n == 4 else 4) * micro_n)
     step = max(ceil_div(warps, 4) * instructions, shared, _LONE_WARP_CYCLES + _LONE_WARP_FACTOR * instructions)
     merged = 60 + 2 * groups * plan.tile_m * plan.tile_n / 32 if groups > 1 else 0
     return rounds * depth / 4 * step + merged

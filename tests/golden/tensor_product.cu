@@ -78,6 +78,16 @@ __device__ __forceinline__ void tk_cp_async_16(void* shared, const void* global)
 __device__ __forceinline__ void tk_cp_async_4(void* shared, const void* global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(tk_shared_address(shared)), "l"(global) : "memory");
 }
+// BYTES, 4 or 16, of which none are read and zeros arrive if the place is not inside of the operand.
+template <int BYTES>
+__device__ __forceinline__ void tk_cp_async_inside(void* shared, const void* global, bool inside) {
+  if constexpr (BYTES == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(tk_shared_address(shared)), "l"(global), "r"(inside ? 16 : 0)
+                 : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(tk_shared_address(shared)), "l"(global), "r"(inside ? 4 : 0)
+                 : "memory");
+}
 __device__ __forceinline__ void tk_cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>
 __device__ __forceinline__ void tk_cp_async_wait() {
@@ -410,11 +420,11 @@ __device__ __forceinline__ void tk_vector_product_warps(tk_index first, tk_index
   }
 }
 
-// One thread per output.
+// One thread per output. A long depth is read in batches: a thread has nothing else to do while a load is on its way.
 template <class LoadA, class LoadB>
 __device__ __forceinline__ float tk_thin_product(tk_index begin, tk_index end, LoadA load_a, LoadB load_b) {
   float sum = 0.0f;
-#pragma unroll 4
+#pragma unroll 16
   for (tk_index k = begin; k < end; ++k) sum = __fmaf_rn(load_a(k), load_b(k), sum);
   return sum;
 }

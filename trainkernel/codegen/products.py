@@ -247,7 +247,7 @@ class ProductBody(TaskBody):
         bounds = f"m0, n0, {plan.m}, {plan.n}, {self._begin}, {self._end}, {shared}"
         lines.append(f"const float* sums = {name}<{sizes}>({bounds}, {operands[0]}, {operands[1]});")
         coordinates, element = self._tile_place(plan, root, batch)
-        lines += self._tile_store(plan, root, coordinates, element, plan.tile_n + (skew if plan.path == "tile" else 4))
+        lines += self._tile_store(plan, root, coordinates, element, self._sums_stride(plan))
         if plan.num_pieces > 1:
             lines.append("__syncthreads();  // the sums have been read: the next piece takes their place")
         return lines
@@ -350,6 +350,12 @@ class ProductBody(TaskBody):
         """Padding of shared-memory rows in elements."""
         return plan.skew_bytes // (2 if plan.is_tensor_tile else 4)
 
+    def _sums_stride(self, plan: ProductPlan) -> int:
+        """Floats between rows of the sums in shared memory, as the template of the plan's path has them."""
+        if plan.path != "tile":
+            return plan.tile_n + 4
+        return plan.tile_n + (16 if plan.tile_n % 32 == 0 else self._skew(plan))
+
     def _reserve_tiles(self, plan: ProductPlan, along_a: bool, along_b: bool) -> str:
         """Reserve shared memory for the steps and the sums, which take their place."""
         skew = self._skew(plan)
@@ -358,12 +364,12 @@ class ProductBody(TaskBody):
             row, count = (plan.tile_k, outer) if along_k else (outer, plan.tile_k)
             elements += (row + skew) * count
         if plan.is_tensor_tile:
-            self.shared_bytes = max(self._stages(plan) * 2 * elements, 4 * plan.tile_m * (plan.tile_n + 4))
+            self.shared_bytes = max(self._stages(plan) * 2 * elements, 4 * plan.tile_m * self._sums_stride(plan))
         elif plan.path == "split":
             numbers = 2 if plan.tf32_products == 3 else 1
-            self.shared_bytes = 4 * max(2 * numbers * elements, plan.tile_m * (plan.tile_n + 4))
+            self.shared_bytes = 4 * max(2 * numbers * elements, plan.tile_m * self._sums_stride(plan))
         else:
-            sums = tile_groups(plan, self.threads) * plan.tile_m * (plan.tile_n + skew)
+            sums = tile_groups(plan, self.threads) * plan.tile_m * self._sums_stride(plan)
             self.shared_bytes = 4 * max(2 * elements, sums)
         self.needs_free_shared = True
         return "(unsigned short*)shared" if plan.is_tensor_tile else "(float*)shared"

@@ -15,9 +15,10 @@ struct TkTile {
   static constexpr int THREADS_M = TILE_M / MICRO_M;
   static constexpr int THREADS_N = TILE_N / MICRO_N;
   static constexpr int WORKERS = THREADS_M * THREADS_N;
+  static constexpr int LOW_M = THREADS_M % 2 == 0 ? 2 : 1;
   static constexpr int STRIDE_A = (A_ALONG_K ? TILE_K : TILE_M) + SKEW;
   static constexpr int STRIDE_B = (B_ALONG_K ? TILE_K : TILE_N) + SKEW;
-  static constexpr int STRIDE_SUMS = TILE_N + SKEW;
+  static constexpr int STRIDE_SUMS = TILE_N + (TILE_N % 32 == 0 ? 16 : SKEW);
   static constexpr int FLOATS_A = STRIDE_A * (A_ALONG_K ? TILE_M : TILE_K);
   static constexpr int FLOATS_B = STRIDE_B * (B_ALONG_K ? TILE_N : TILE_K);
   static constexpr int UNROLLED = OUTPUTS >= 16 ? 1 : 2;
@@ -26,31 +27,43 @@ struct TkTile {
   static_assert(WORKERS * GROUPS <= THREADS, "a thread per micro tile of each group");
 };
 
-// Start one step of a plain operand, in runs of four where every run is whole and aligned, else element
-// by element; it has arrived after tk_cp_async_wait and a block barrier.
+// Start one step of a plain operand, in runs of GROUP neighbours along its contiguous dim; it has arrived after
+// tk_cp_async_wait and a block barrier. A thread's runs of four lie ROWS rows apart wherever that comes out even, so
+// that they differ by constants.
+template <int OUTER, int TILE_K, int THREADS, int STRIDE, bool ALONG_K, int GROUP>
+__device__ __forceinline__ void tk_tile_copy(float* shared, tk_index o0, tk_index o_end, tk_index k0, tk_index k_end,
+                                             const TkMatrix<float>& matrix) {
+  constexpr int RUNS = OUTER * TILE_K / GROUP, RUNS_PER_ROW = (ALONG_K ? TILE_K : OUTER) / GROUP;
+  constexpr int TURNS = (RUNS + THREADS - 1) / THREADS, ROWS = THREADS / RUNS_PER_ROW, UNROLLED = TURNS < 8 ? TURNS : 8;
+  int o, k;
+  if constexpr (GROUP > 1 && THREADS % RUNS_PER_ROW == 0) {
+    tk_place<OUTER, TILE_K, ALONG_K, GROUP>((int)threadIdx.x, o, k);
+    const float* from = matrix.base + (o0 + o) * matrix.outer_stride + (k0 + k) * matrix.depth_stride;
+    float* to = shared + (ALONG_K ? o * STRIDE + k : k * STRIDE + o);
+    const tk_index distance = ROWS * (ALONG_K ? matrix.outer_stride : matrix.depth_stride);
+    const tk_index left_o = o_end - o0 - o, left_k = k_end - k0 - k;
+    const tk_index rows = ALONG_K ? (left_k > 0 ? left_o : 0) : left_o > 0 ? left_k : 0;  // inside, from the first on
+#pragma unroll UNROLLED
+    for (int i = 0; i < TURNS; ++i, from += distance)
+      if (RUNS % THREADS == 0 || i * THREADS + (int)threadIdx.x < RUNS)
+        tk_cp_async_inside<4 * GROUP>(to + i * ROWS * STRIDE, from, i * ROWS < rows);
+  } else {
+#pragma unroll 1
+    for (int run = (int)threadIdx.x; run < RUNS; run += THREADS) {
+      tk_place<OUTER, TILE_K, ALONG_K, GROUP>(run, o, k);
+      tk_cp_async_inside<4 * GROUP>(shared + (ALONG_K ? o * STRIDE + k : k * STRIDE + o),
+                                    matrix.base + (o0 + o) * matrix.outer_stride + (k0 + k) * matrix.depth_stride,
+                                    o0 + o < o_end && k0 + k < k_end);
+    }
+  }
+}
 template <int OUTER, int TILE_K, int THREADS, int STRIDE, bool ALONG_K>
 __device__ __forceinline__ void tk_tile_fill(float* shared, tk_index o0, tk_index o_end, tk_index k0, tk_index k_end,
                                              const TkMatrix<float>& matrix) {
-  const int group = matrix.vector ? 4 : 1;
-#pragma unroll 1
-  for (int e = (int)threadIdx.x * group; e < OUTER * TILE_K; e += THREADS * group) {
-    int o, k;
-    tk_place<OUTER, TILE_K, ALONG_K, 1>(e, o, k);
-    float* to = shared + (ALONG_K ? o * STRIDE + k : k * STRIDE + o);
-    const float* from = matrix.base + (o0 + o) * matrix.outer_stride + (k0 + k) * matrix.depth_stride;
-    const bool inside = o0 + o < o_end && k0 + k < k_end;
-    if (matrix.vector) {
-      if (inside)
-        tk_cp_async_16(to, from);
-      else
-        *(float4*)to = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    } else {
-      if (inside)
-        tk_cp_async_4(to, from);
-      else
-        *to = 0.0f;
-    }
-  }
+  if (matrix.vector)
+    tk_tile_copy<OUTER, TILE_K, THREADS, STRIDE, ALONG_K, 4>(shared, o0, o_end, k0, k_end, matrix);
+  else
+    tk_tile_copy<OUTER, TILE_K, THREADS, STRIDE, ALONG_K, 1>(shared, o0, o_end, k0, k_end, matrix);
 }
 
 // One step of a fused operand: load(o, k) is evaluated for four elements at a time.
@@ -116,7 +129,9 @@ __device__ __forceinline__ const float* tk_tile_sums(tk_index m0, tk_index n0, t
                                                      tk_index k_end, float* shared, const A& a, const B& b) {
   using Tile = TkTile<TILE_M, TILE_N, TILE_K, THREADS, GROUPS, SKEW, A_ALONG_K, B_ALONG_K>;
   const int worker = (int)threadIdx.x % Tile::WORKERS, group = (int)threadIdx.x / Tile::WORKERS;
-  const int thread_m = worker / Tile::THREADS_N, thread_n = worker % Tile::THREADS_N;
+  // Neighbouring lanes are two along m, then those along n: so a load of 16 bytes takes two cycles of shared memory.
+  const int thread_m = worker % Tile::LOW_M + worker / (Tile::LOW_M * Tile::THREADS_N) * Tile::LOW_M;
+  const int thread_n = worker / Tile::LOW_M % Tile::THREADS_N;
   const bool works = Tile::WORKERS * GROUPS == THREADS || group < GROUPS;
   float sums[Tile::MICRO_M][Tile::MICRO_N] = {};
 

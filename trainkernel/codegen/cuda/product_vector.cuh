@@ -38,11 +38,11 @@ __device__ __forceinline__ void tk_vector_product_warps(tk_index first, tk_index
   }
 }
 
-// One thread per output.
+// One thread per output. A long depth is read in batches: a thread has nothing else to do while a load is on its way.
 template <class LoadA, class LoadB>
 __device__ __forceinline__ float tk_thin_product(tk_index begin, tk_index end, LoadA load_a, LoadB load_b) {
   float sum = 0.0f;
-#pragma unroll 4
+#pragma unroll 16
   for (tk_index k = begin; k < end; ++k) sum = __fmaf_rn(load_a(k), load_b(k), sum);
   return sum;
 }

@@ -68,6 +68,16 @@ __device__ __forceinline__ void tk_cp_async_16(void* shared, const void* global)
 __device__ __forceinline__ void tk_cp_async_4(void* shared, const void* global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(tk_shared_address(shared)), "l"(global) : "memory");
 }
+// BYTES, 4 or 16, of which none are read and zeros arrive if the place is not inside of the operand.
+template <int BYTES>
+__device__ __forceinline__ void tk_cp_async_inside(void* shared, const void* global, bool inside) {
+  if constexpr (BYTES == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(tk_shared_address(shared)), "l"(global), "r"(inside ? 16 : 0)
+                 : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(tk_shared_address(shared)), "l"(global), "r"(inside ? 4 : 0)
+                 : "memory");
+}
 __device__ __forceinline__ void tk_cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>
 __device__ __forceinline__ void tk_cp_async_wait() {

@@ -48,7 +48,7 @@ void tk_emu_mma_tf32(float* d, const unsigned* a, const unsigned* b);
 void tk_emu_wgmma(float* d, unsigned columns, const tk_emu_matrix* a, const tk_emu_matrix* b, unsigned format, unsigned adds);
 void tk_emu_wgmma_commit();
 void tk_emu_wgmma_wait(unsigned pending_groups);
-void tk_emu_cp_async(void* shared, const void* global, unsigned bytes);
+void tk_emu_cp_async(void* shared, const void* global, unsigned bytes, bool inside);
 void tk_emu_cp_async_commit();
 void tk_emu_cp_async_wait(unsigned pending_groups);
 float expf(float);
@@ -287,8 +287,12 @@ __forceinline__ T tk_load_shared(TkSharedAddress from) { return *(const T*)from;
 template <class T>
 __forceinline__ void tk_store_shared(TkSharedAddress to, T value) { *(T*)to = value; }
 
-__forceinline__ void tk_cp_async_16(void* shared, const void* global) { tk_emu_cp_async(shared, global, 16); }
-__forceinline__ void tk_cp_async_4(void* shared, const void* global) { tk_emu_cp_async(shared, global, 4); }
+__forceinline__ void tk_cp_async_16(void* shared, const void* global) { tk_emu_cp_async(shared, global, 16, true); }
+__forceinline__ void tk_cp_async_4(void* shared, const void* global) { tk_emu_cp_async(shared, global, 4, true); }
+template <int BYTES>
+__forceinline__ void tk_cp_async_inside(void* shared, const void* global, bool inside) {
+    tk_emu_cp_async(shared, global, BYTES, inside);
+}
 __forceinline__ void tk_cp_async_commit() { tk_emu_cp_async_commit(); }
 template <int N>
 __forceinline__ void tk_cp_async_wait() {

@@ -208,18 +208,19 @@ TK_EXPORT void tk_emu_mma_tf32(float* d, const u32* a, const u32* b) {
 }
 
 // cp.async: at issue the destination becomes poison and its shadow "in flight"; the bytes arrive
-// at the wait. So a missing wait shows as poison, and as an error of its own under the detector.
-TK_EXPORT void tk_emu_cp_async(void* shared, const void* global, u32 bytes) {
+// at the wait. So a missing wait shows as poison, and as an error of its own under the detector. What is
+// not inside of the operand is not read: zeros arrive.
+TK_EXPORT void tk_emu_cp_async(void* shared, const void* global, u32 bytes, bool inside) {
     Fiber* fiber = current;
     uptr to = reinterpret_cast<uptr>(shared), from = reinterpret_cast<uptr>(global);
     if (to % bytes) fatal_access(KIND_MISALIGNED, fiber, to, bytes, true, REGION_SHARED);
-    if (from % bytes) fatal_access(KIND_MISALIGNED, fiber, from, bytes, false, find_region(from));
+    if (inside && from % bytes) fatal_access(KIND_MISALIGNED, fiber, from, bytes, false, find_region(from));
     if (to - reinterpret_cast<uptr>(fiber->block->shared) >= request->shared_bytes)
         fatal_access(KIND_OUT_OF_BOUNDS, fiber, to, bytes, true, REGION_SHARED);
-    access(from, bytes, false);
+    if (inside) access(from, bytes, false);
     access(to, bytes, true, WRITER_ASYNC);
     memset(shared, 0xff, bytes);
-    AsyncCopy copy = {static_cast<u8*>(shared), static_cast<const u8*>(global), bytes, fiber->async_group};
+    AsyncCopy copy = {static_cast<u8*>(shared), inside ? static_cast<const u8*>(global) : nullptr, bytes, fiber->async_group};
     fiber->async.push(copy);
 }
 
@@ -230,9 +231,12 @@ TK_EXPORT void tk_emu_cp_async_wait(u32 pending_groups) {
     u64 done = 0;
     while (done < fiber->async.size && fiber->async[done].group + pending_groups < fiber->async_group) {
         AsyncCopy copy = fiber->async[done++];
-        memcpy(copy.shared, copy.global, copy.bytes);
+        if (copy.global)
+            memcpy(copy.shared, copy.global, copy.bytes);
+        else
+            memset(copy.shared, 0, copy.bytes);
         if (!race_checks) continue;
-        access(reinterpret_cast<uptr>(copy.global), copy.bytes, false);
+        if (copy.global) access(reinterpret_cast<uptr>(copy.global), copy.bytes, false);
         u32 context = context_of(fiber);
         Cell* cells = fiber->block->shared_shadow + (copy.shared - fiber->block->shared);
         for (u32 i = 0; i < copy.bytes; i++)
