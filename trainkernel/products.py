@@ -31,6 +31,8 @@ GEMV_SPLIT_DEPTH = 256
 GEMV_CHUNK = 64
 THIN_DEPTH = 8
 THIN_ROWS = 4
+THIN_OUTPUTS = 4
+"""Outputs of a thread where a float32 product of little depth has many."""
 MAX_SPLIT = 32
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 THIN_CHUNK = 32
@@ -146,6 +148,8 @@ class ProductPlan:
         How tensor cores multiply what lies near a block (paths ``"panel"`` and ``"block"``): ``""`` not at
         all, or the format of their operands: ``"tf32"``, ``"float16"`` or ``"bfloat16"``. Of path ``"split"``:
         ``"tf32x3"``, three products of TF32 numbers for one, or ``"tf32"``.
+    each : int
+        Outputs of a thread (path ``"thin"``), whose loads are on their way at the same time.
     """
 
     path: str
@@ -160,6 +164,7 @@ class ProductPlan:
     skew_bytes: int = 16
     batch: int = 1
     tensor: str = ""
+    each: int = 1
 
     @property
     def on_tensor_cores(self) -> bool:
@@ -191,7 +196,7 @@ class ProductPlan:
     @property
     def num_tiles(self) -> int:
         if self.path == "thin":
-            return ceil_div(self.num_outputs, self.tile_n)
+            return ceil_div(self.num_outputs, self.each * self.tile_n)
         return self.batch * self.tiles_per_product
 
     @property
@@ -231,7 +236,7 @@ def plan_product(operation: Operation, target: Target, options: Options) -> Prod
     if k >= GEMV_MIN_DEPTH and options.split_k_gemv is not False and min(m, n) == 1 and enough:
         return _vector_product(batch, m, n, k, target, skew)
     if k <= THIN_DEPTH or m <= THIN_ROWS:
-        return _thin(batch, m, n, k, target, threads, skew)
+        return _thin(batch, m, n, k, target, threads, skew, THIN_OUTPUTS)
     if a.dtype == b.dtype and a.dtype in ("float16", "bfloat16"):
         large = _has_warpgroups(target, options) and min(m, n, k) >= 64
         paths = ("tensor", "warpgroup") if large else ("tensor",)
@@ -437,12 +442,14 @@ def _vector_product(batch: int, m: int, n: int, k: int, target: Target, skew: in
     return ProductPlan(path, m, n, k, *tile, k, ceil_div(k, chunk), chunk, skew, batch)
 
 
-def _thin(batch: int, m: int, n: int, k: int, target: Target, threads: int, skew: int) -> ProductPlan:
-    """One thread per output; a long depth is split until about every SM has a piece."""
+def _thin(batch: int, m: int, n: int, k: int, target: Target, threads: int, skew: int, each: int = 1) -> ProductPlan:
+    """One thread per output, or for ``each``; a long depth is split until about every SM has a piece."""
     pieces = max(1, ceil_div(batch * m * n, threads))
     split = max(1, min(MAX_SPLIT, target.num_sms // pieces, k // THIN_CHUNK))
     chunk = ceil_div(max(k, 1), split)
-    return ProductPlan("thin", m, n, k, 1, threads, max(k, 1), ceil_div(max(k, 1), chunk), chunk, skew, batch)
+    each = each if k <= THIN_DEPTH and pieces >= each * target.num_sms else 1
+    split = ceil_div(max(k, 1), chunk)
+    return ProductPlan("thin", m, n, k, 1, threads, max(k, 1), split, chunk, skew, batch, each=each)
 
 
 def pipeline_stages(plan: ProductPlan, target: Target) -> int:

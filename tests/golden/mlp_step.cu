@@ -405,18 +405,47 @@ __device__ __forceinline__ void tk_vector_product_lanes(tk_index first, tk_index
   }
 }
 
-// 32 outputs per piece, each by one warp whose lanes share the depth: for a matrix that is
-// contiguous along the depth. Lane 0 stores.
+// 32 outputs per piece, some by each warp, whose lanes share the depth: for a matrix that is contiguous along it.
+// The outputs of a warp are summed side by side, so that what they read is on its way at the same time. Each of its
+// first lanes stores one.
 template <int THREADS, class LoadVector, class LoadMatrix, class Store>
 __device__ __forceinline__ void tk_vector_product_warps(tk_index first, tk_index outputs, tk_index begin, tk_index end,
                                                         LoadVector load_vector, LoadMatrix load_matrix, Store store) {
-#pragma unroll 1
-  for (tk_index o = first + threadIdx.x / 32; o < tk_min(first + 32, outputs); o += THREADS / 32) {
-    float sum = 0.0f;
-#pragma unroll 4
-    for (tk_index k = begin + threadIdx.x % 32; k < end; k += 32) sum = __fmaf_rn(load_vector(k), load_matrix(o, k), sum);
-    sum = tk_merge_warp<TkSum>(sum);
-    if (threadIdx.x % 32 == 0) store(o, sum);
+  constexpr int WARPS = THREADS / 32, OWN = WARPS < 32 ? 32 / WARPS : 1, UNROLLED = OWN < 4 ? 4 / OWN : 1;
+  const tk_index own = first + threadIdx.x / 32;
+  const int lane = (int)threadIdx.x % 32;
+  float sums[OWN] = {};
+#pragma unroll UNROLLED
+  for (tk_index k = begin + lane; k < end; k += 32) {
+    const float factor = load_vector(k);
+#pragma unroll
+    for (int i = 0; i < OWN; ++i)  // beyond the end: any output, whose sum nobody keeps
+      sums[i] = __fmaf_rn(factor, load_matrix(tk_min(own + i * WARPS, outputs - 1), k), sums[i]);
+  }
+  float mine = 0.0f;
+#pragma unroll
+  for (int i = 0; i < OWN; ++i) {
+    const float sum = tk_merge_warp<TkSum>(sums[i]);
+    if (lane == i) mine = sum;
+  }
+  if (lane < OWN && own + lane * WARPS < outputs) store(own + lane * WARPS, mine);
+}
+
+// THREADS outputs at a time, one of each thread, BATCH times: what a thread reads for all of them is on its way at the
+// same time. product(i) sums up, compute(i, sum, results) finishes, write(i, results) stores. WHOLE promises that no
+// output is beyond the end.
+template <int THREADS, int BATCH, bool WHOLE, class Results, class Product, class Compute, class Write>
+__device__ __forceinline__ void tk_thin_outputs(tk_index first, tk_index outputs, Product product, Compute compute, Write write) {
+  Results results[BATCH];
+#pragma unroll
+  for (int u = 0; u < BATCH; ++u) {
+    const tk_index i = first + u * THREADS + threadIdx.x;
+    if (WHOLE || i < outputs) compute(i, product(i), results[u]);
+  }
+#pragma unroll
+  for (int u = 0; u < BATCH; ++u) {
+    const tk_index i = first + u * THREADS + threadIdx.x;
+    if (WHOLE || i < outputs) write(i, results[u]);
   }
 }
 

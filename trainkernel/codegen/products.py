@@ -106,8 +106,9 @@ class ProductBody(TaskBody):
         tile, begin, end, head = self._depth_range(plan, root)
         domain = domain_of(root)
         c_type, function = C_TYPES[domain], "tk_thin_product"
+        body: list[str] = []
         if self._depth(plan, root) == 0:  # the operands need not be anywhere
-            body = [f"const {c_type} sum = {literal(0, domain)};"]
+            value = literal(0, domain)
         else:
             self.templates.add("product_vector")
             if domain != "float32":
@@ -115,11 +116,26 @@ class ProductBody(TaskBody):
                 function = f"tk_typed_thin_product<{c_type}>"
             body = self._load("load_a", a, _matrix(a, batch, m, k), "tk_index k", domain)
             body += self._load("load_b", b, _matrix(b, batch, k, n), "tk_index k", domain)
-            body.append(f"const {c_type} sum = {function}({begin}, {end}, load_a, load_b);")
+            value = f"{function}({begin}, {end}, load_a, load_b)"
         stored = linearize((variable("s", plan.split), element), (plan.num_outputs, 1))
-        body += self._finish(root, _matrix(a, batch, m, n), stored)
+        coordinates = _matrix(a, batch, m, n)
+        if plan.each > 1:
+            product = function_object("product", "tk_index i", body, value)
+            return [*head, *product, *self._thin_batch(plan, root, tile, coordinates, stored)]
+        body += [f"const {c_type} sum = {value};", *self._finish(root, coordinates, stored)]
         head.append(f"const tk_index i = (tk_index)({tile}) * {self.threads} + threadIdx.x;")
         return head + block(f"if (i < {plan.num_outputs})", body)
+
+    def _thin_batch(
+        self, plan: ProductPlan, root: Operation, tile: str, coordinates: Sequence[Index], element: Index
+    ) -> list[str]:
+        """Some outputs of each thread, which ``product`` sums up: all are computed before any is stored."""
+        functions, results = self._store_functions(root, coordinates, element, "tk_index i", [], False)
+        outputs = plan.each * self.threads
+        whole = flag(plan.num_outputs % outputs == 0)
+        call = f"tk_thin_outputs<{self.threads}, {plan.each}, {whole}, {results}>"
+        first = f"(tk_index)({tile}) * {outputs}"
+        return [*functions, f"{call}({first}, {plan.num_outputs}, product, compute, write);"]
 
     def _depth_range(self, plan: ProductPlan, root: Operation) -> tuple[str, str, str, list[str]]:
         """(tile, begin, end, statements): the piece's tile and its part of the depth."""
