@@ -34,7 +34,7 @@ from trainkernel.target import Target
 
 _EVALUATIONS_PER_US = 7.0e6
 _MAX_SINGLE_USE_US = 1.5
-_MAX_RECOMPUTE_US = 0.5
+_MAX_RECOMPUTE_US = 1.0
 _MAX_CHAIN_COST = 200.0
 _MIN_EARLY_COST = 10.0
 # Python recurses through nested values, and an index of views that do not cancel grows by a
