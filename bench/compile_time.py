@@ -116,7 +116,9 @@ def in_process(name: str, arch: str, cache: str, state: str) -> dict[str, Any]:
     command = [sys.executable, __file__, "--arch", arch, "--only", name, "--state", state]
     environment = {**os.environ, "TRAINKERNEL_CACHE_DIR": cache, "CUDA_CACHE_DISABLE": "1"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"the process of {name}, {state}, ended with {done.returncode}")
     result: dict[str, Any] = json.loads(done.stdout)
     return result
 

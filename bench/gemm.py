@@ -220,6 +220,13 @@ def print_row(row: dict[str, Any]) -> None:
     )
 
 
+def is_offered(product: Product, path: str) -> bool:
+    """Whether products of this shape may take a path at all."""
+    if path == "split":
+        return product.m >= products_module.SPLIT_MIN_ROWS and product.k >= products_module.SPLIT_MIN_DEPTH
+    return path != "warpgroup" or min(product.m, product.n, product.k) >= 64
+
+
 def print_tiles(product: Product) -> None:
     import torch
 
@@ -236,6 +243,8 @@ def print_tiles(product: Product) -> None:
         except tk.TrainkernelError as error:
             print(f"{'':18} {options}: {error}")
     for number, (path, *tile) in enumerate(FLOAT32_TILES if product.dtype == "float32" else SIXTEEN_BIT_TILES):
+        if not is_offered(product, path):
+            continue
         # Kernels are kept by their options: a bound that bounds nothing tells those of two tiles apart.
         options = {"max_blocks": 1_000_000 + number}
         choices = {path: [tuple(tile)]}
