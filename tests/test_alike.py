@@ -9,7 +9,7 @@ from region_programs import random_inputs
 
 from trainkernel import Program, ProgramBuilder
 from trainkernel.codegen import generate
-from trainkernel.products import ProductPlan
+from trainkernel.product_plans import ProductPlan
 
 
 def _updates(*shapes: tuple[int, ...]) -> Program:

@@ -13,7 +13,8 @@ from trainkernel.codegen import generate
 from trainkernel.ir import Operation, Program, TensorSpec
 from trainkernel.options import Options
 from trainkernel.passes import canonicalize_transposed_mm
-from trainkernel.products import ProductPlan, plan_product
+from trainkernel.product_plans import ProductPlan
+from trainkernel.products import plan_product
 from trainkernel.runtime import nvrtc
 from trainkernel.target import Target
 

@@ -11,10 +11,10 @@ from region_programs import plain_and_fused, random_inputs
 
 import trainkernel as tk
 import trainkernel.numpy as tnp
+from trainkernel.block_tiles import BlockTile, block_tile, block_tile_cycles
 from trainkernel.builder import ProgramBuilder
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.options import Options
-from trainkernel.products import BlockTile, block_tile, block_tile_cycles
 from trainkernel.reduction_plans import plan_reduction
 from trainkernel.target import Target
 

@@ -19,7 +19,7 @@ from trainkernel.builder import ProgramBuilder
 from trainkernel.codegen import generate
 from trainkernel.codegen.generated import GeneratedKernel
 from trainkernel.ir import Program, TensorSpec
-from trainkernel.products import ProductPlan
+from trainkernel.product_plans import ProductPlan
 from trainkernel.runtime import nvrtc
 from trainkernel.target import Target
 

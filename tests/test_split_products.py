@@ -15,7 +15,8 @@ from trainkernel.builder import ProgramBuilder
 from trainkernel.codegen import generate
 from trainkernel.ir import Operation, Program, TensorSpec
 from trainkernel.options import Options
-from trainkernel.products import ProductPlan, plan_product
+from trainkernel.product_plans import ProductPlan
+from trainkernel.products import plan_product
 from trainkernel.runtime import nvrtc
 from trainkernel.target import Target
 

@@ -19,7 +19,9 @@ from trainkernel.dtypes import DTYPES
 from trainkernel.errors import EmulatorError
 from trainkernel.ir import Operation, Program, TensorSpec
 from trainkernel.options import Options
-from trainkernel.products import ProductPlan, pipeline_stages, plan_product
+from trainkernel.product_costs import pipeline_stages
+from trainkernel.product_plans import ProductPlan
+from trainkernel.products import plan_product
 from trainkernel.runtime import nvrtc
 from trainkernel.target import PRESETS, Target
 

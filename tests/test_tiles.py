@@ -10,7 +10,8 @@ from harness import check
 from region_programs import TILES, plain_and_fused
 
 from trainkernel.codegen import generate
-from trainkernel.products import ProductPlan, tile_groups
+from trainkernel.product_costs import tile_groups
+from trainkernel.product_plans import ProductPlan
 
 
 @pytest.mark.parametrize("threads", [128, 256, 512, 1024])

@@ -27,7 +27,9 @@ from trainkernel.indexing import Index, variable
 from trainkernel.ir import Item, Loop, Operation, Program, TensorSpec
 from trainkernel.ops import OPS
 from trainkernel.options import Options
-from trainkernel.products import ceil_div, conversion_us, plan_product, stored_cast_us
+from trainkernel.product_costs import conversion_us, stored_cast_us
+from trainkernel.product_plans import ceil_div
+from trainkernel.products import plan_product
 from trainkernel.reduction_plans import SCATTERS, plan_reduction
 from trainkernel.region_plans import RegionPlan
 from trainkernel.target import Target

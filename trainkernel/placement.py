@@ -19,7 +19,9 @@ from trainkernel.ir import Loop, Operation, Program, ScalarSpec, TensorSpec
 from trainkernel.lowering import lower
 from trainkernel.options import Options, whole_buffer
 from trainkernel.passes import normalize
-from trainkernel.products import MAX_SHARED_TILE, RESERVED_SHARED_BYTES, ProductPlan, ceil_div, plan_product
+from trainkernel.product_costs import MAX_SHARED_TILE
+from trainkernel.product_plans import ProductPlan, ceil_div
+from trainkernel.products import plan_product
 from trainkernel.reduction_plans import ReductionPlan, ScanPlan, plan_reduction, plan_scan
 from trainkernel.region_costs import REGION_THREADS
 from trainkernel.region_plans import RegionPlan, Split
@@ -48,7 +50,7 @@ from trainkernel.shared import (
     may_stay_near,
     scratch_use,
 )
-from trainkernel.target import Target
+from trainkernel.target import RESERVED_SHARED_BYTES, Target
 
 MAX_ELEMENTS_PER_THREAD = 4
 MAX_LIGHT_ELEMENTS = 16

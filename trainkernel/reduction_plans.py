@@ -12,7 +12,8 @@ from math import prod
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.ops import reduced_dims, wrap_dim
 from trainkernel.options import Options
-from trainkernel.products import MAX_SPLIT, ceil_div
+from trainkernel.product_plans import ceil_div
+from trainkernel.products import MAX_SPLIT
 from trainkernel.target import Target
 
 TWO_PHASE_ELEMENTS = 4096

@@ -11,17 +11,12 @@ from trainkernel.access import PICKS
 from trainkernel.arithmetic import kind_of
 from trainkernel.dtypes import DTYPES
 from trainkernel.ir import Item, Operation, Program, TensorSpec
+from trainkernel.near_products import block_scratch_bytes, block_sums_bytes, near_product_us
 from trainkernel.ops import OPS
 from trainkernel.options import Options
-from trainkernel.products import (
-    ProductPlan,
-    block_scratch_bytes,
-    block_sums_bytes,
-    near_product_us,
-    plan_product,
-    product_cost_us,
-    tensor_format,
-)
+from trainkernel.product_costs import product_cost_us
+from trainkernel.product_plans import ProductPlan, tensor_format
+from trainkernel.products import plan_product
 from trainkernel.region_plans import PartialSums, RegionPlan, Split, is_block_product, num_elements, product_flops
 from trainkernel.target import Target
 

@@ -15,8 +15,9 @@ from typing import TypeAlias
 
 from trainkernel.dtypes import DTYPES
 from trainkernel.ir import Loop, Operation, Program, TensorSpec
+from trainkernel.near_products import SIXTEEN_BIT_PAD
 from trainkernel.options import Options
-from trainkernel.products import SIXTEEN_BIT_PAD, ProductPlan, ceil_div
+from trainkernel.product_plans import ProductPlan, ceil_div
 from trainkernel.reduction_plans import ReductionPlan, ScanPlan
 from trainkernel.region_plans import Split
 from trainkernel.target import Target

@@ -20,24 +20,21 @@ from functools import cached_property
 
 from trainkernel.access import cast_source
 from trainkernel.arithmetic import scale_of
+from trainkernel.block_tiles import block_tile
 from trainkernel.dtypes import DTYPES
 from trainkernel.ir import Operation, TensorSpec
-from trainkernel.ops import OPS
-from trainkernel.products import (
+from trainkernel.near_products import (
     MAX_STAGED_BYTES,
     PANEL_PAD,
-    SIXTEEN_BIT_FORMATS,
     SIXTEEN_BIT_PAD,
-    TENSOR_DEPTHS,
-    ProductPlan,
     block_sums_bytes,
-    block_tile,
-    ceil_div,
     filled_bytes,
     panel_depth,
     stream_bytes,
     stream_columns,
 )
+from trainkernel.ops import OPS
+from trainkernel.product_plans import SIXTEEN_BIT_FORMATS, TENSOR_DEPTHS, ProductPlan, ceil_div
 from trainkernel.reduction_plans import WARP_COLUMNS, ReductionPlan
 from trainkernel.region_plans import Split
 from trainkernel.schedule import ArenaPlace, Place, Rounded, SharedLayout, SharedPlace, Staged, Task, runs_whole

@@ -14,6 +14,9 @@ from types import MappingProxyType
 
 from trainkernel.errors import OptionError
 
+RESERVED_SHARED_BYTES = 1024
+"""What each block takes of a multiprocessor's shared memory beside its own."""
+
 
 @dataclass(frozen=True)
 class Target:

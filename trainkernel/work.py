@@ -11,7 +11,7 @@ from trainkernel.arithmetic import kind_of
 from trainkernel.dtypes import DTYPES
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.ops import OPS
-from trainkernel.products import ProductPlan
+from trainkernel.product_plans import ProductPlan
 from trainkernel.schedule import Schedule, SharedPlace, Task
 from trainkernel.target import Target
 

@@ -11,7 +11,7 @@ from trainkernel.indexing import delinearize, variable
 from trainkernel.ops import literal
 from trainkernel.ops.domains import domain_of_dtype
 from trainkernel.placement import MAX_ELEMENTS_PER_THREAD, elements_per_thread, is_light
-from trainkernel.products import ceil_div
+from trainkernel.product_plans import ceil_div
 
 
 class _ElementwiseBody(TaskBody):

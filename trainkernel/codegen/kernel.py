@@ -16,9 +16,10 @@ from trainkernel.codegen.text import comment
 from trainkernel.dtypes import DTYPES
 from trainkernel.ir import Loop, Program, ScalarSpec, TensorSpec, length_limits
 from trainkernel.memory import Frame, MemoryPlan, Scope, Storage
-from trainkernel.products import RESERVED_SHARED_BYTES, ProductPlan
+from trainkernel.product_plans import ProductPlan
 from trainkernel.schedule import BlockRegion, Schedule, Stage, Task, runs_whole
 from trainkernel.stamps import NUM_CLOCK_STAMPS, stamps_bytes
+from trainkernel.target import RESERVED_SHARED_BYTES
 
 ENTRY = "trainkernel_step"
 MAX_DIRECT_SLOTS = 480

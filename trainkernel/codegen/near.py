@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from trainkernel.block_tiles import block_tile, tensor_tile
 from trainkernel.codegen.text import flag
-from trainkernel.products import (
-    TENSOR_DEPTHS,
-    ProductPlan,
-    block_sums_bytes,
-    block_tile,
-    ceil_div,
-    stores_pairs,
-    tensor_sums_stride,
-    tensor_tile,
-)
+from trainkernel.near_products import block_sums_bytes, stores_pairs, tensor_sums_stride
+from trainkernel.product_plans import TENSOR_DEPTHS, ProductPlan, ceil_div
 from trainkernel.schedule import Schedule
 
 _FORMATS = {"tf32": "TkTf32", "float16": "TkSixteen<false>", "bfloat16": "TkSixteen<true>"}

@@ -16,10 +16,14 @@ from trainkernel.codegen.text import block, flag, function_object
 from trainkernel.codegen.values import ValueScope
 from trainkernel.indexing import ZERO, Index, Remainder, Variable, delinearize, linearize, variable
 from trainkernel.ir import Operation, TensorSpec
+from trainkernel.near_products import PANEL_PAD
 from trainkernel.ops import literal
-from trainkernel.products import GROUPED_ROWS, PANEL_PAD, ProductPlan, ceil_div, pipeline_stages, tile_groups
+from trainkernel.product_costs import pipeline_stages, tile_groups
+from trainkernel.product_plans import ProductPlan, ceil_div
 from trainkernel.shared import epilogue_cost, is_streamed
 
+_GROUPED_ROWS = 8
+"""Rows of tiles of a large tensor-core product that are taken together."""
 _LARGE_TILE = 4096
 _LARGE_BATCH = 8
 """Results that a thread of a tile with more outputs than that computes before it stores them."""
@@ -439,20 +443,20 @@ def _tile_origin(plan: ProductPlan, tile: str) -> list[str]:
     column by column, so that blocks that run at the same time share what they fetch.
     """
     tiles_m, tiles_n = ceil_div(plan.m, plan.tile_m), ceil_div(plan.n, plan.tile_n)
-    if not plan.is_tensor_tile or tiles_m <= GROUPED_ROWS or tiles_n <= GROUPED_ROWS:
+    if not plan.is_tensor_tile or tiles_m <= _GROUPED_ROWS or tiles_n <= _GROUPED_ROWS:
         return [
             f"const tk_index m0 = (tk_index)({tile}) / {tiles_n} * {plan.tile_m};",
             f"const tk_index n0 = (tk_index)({tile}) % {tiles_n} * {plan.tile_n};",
         ]
-    whole = GROUPED_ROWS * tiles_n
-    rows = str(GROUPED_ROWS)
+    whole = _GROUPED_ROWS * tiles_n
+    rows = str(_GROUPED_ROWS)
     lines = [f"const tk_index group = (tk_index)({tile}) / {whole}, place = (tk_index)({tile}) % {whole};"]
-    if tiles_m % GROUPED_ROWS:
+    if tiles_m % _GROUPED_ROWS:
         rows = "rows"
-        lines.append(f"const tk_index rows = tk_min({tiles_m} - group * {GROUPED_ROWS}, (tk_index){GROUPED_ROWS});")
+        lines.append(f"const tk_index rows = tk_min({tiles_m} - group * {_GROUPED_ROWS}, (tk_index){_GROUPED_ROWS});")
     return [
         *lines,
-        f"const tk_index m0 = (group * {GROUPED_ROWS} + place % {rows}) * {plan.tile_m};",
+        f"const tk_index m0 = (group * {_GROUPED_ROWS} + place % {rows}) * {plan.tile_m};",
         f"const tk_index n0 = place / {rows} * {plan.tile_n};",
     ]
 

@@ -16,7 +16,7 @@ from trainkernel.dtypes import DTYPES
 from trainkernel.indexing import Index, linearize, variable
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.ops import literal
-from trainkernel.products import ceil_div
+from trainkernel.product_plans import ceil_div
 from trainkernel.reduction_plans import WARP_COLUMNS, ReductionPlan
 from trainkernel.schedule import BlockRegion
 

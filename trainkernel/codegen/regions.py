@@ -16,15 +16,9 @@ from trainkernel.dtypes import DTYPES
 from trainkernel.indexing import ZERO, Index, linearize, variable
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.memory import Frame, Storage
+from trainkernel.near_products import PANEL_PAD, filled_shape, panel_depth, stream_columns
 from trainkernel.ops import literal
-from trainkernel.products import (
-    PANEL_PAD,
-    SIXTEEN_BIT_FORMATS,
-    ProductPlan,
-    filled_shape,
-    panel_depth,
-    stream_columns,
-)
+from trainkernel.product_plans import SIXTEEN_BIT_FORMATS, ProductPlan
 from trainkernel.schedule import BlockRegion, Staged, Task
 from trainkernel.shared import (
     epilogue_cost,

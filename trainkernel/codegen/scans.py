@@ -15,7 +15,7 @@ from trainkernel.indexing import Index, linearize, variable
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.ops import literal
 from trainkernel.ops.domains import domain_of_dtype
-from trainkernel.products import ceil_div
+from trainkernel.product_plans import ceil_div
 from trainkernel.reduction_plans import ReductionPlan, ScanPlan
 
 Finish = Callable[[dict[str, str], Index], list[str]]
