@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -288,6 +289,54 @@ def test_a_chain_of_products_read_transposed() -> None:
     check(program, inputs_of(program))
     wanted, got = (run(each, inputs_of(program))[0] for each in (program, rewritten))
     np.testing.assert_array_equal(got, wanted)
+
+
+def _gradients(b: ProgramBuilder) -> tuple[TensorSpec, TensorSpec]:
+    """Products of which a sum of gradients is made: 20 x 33, and its transpose's."""
+    x, w, v, y = (
+        b.input(name, shape) for name, shape in zip("xwvy", ((20, 16), (16, 33), (33, 8), (8, 20)), strict=True)
+    )
+    return b.op("mm", x, w), b.op("mm", v, y)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda b, g, h: b.op("add", g, h.T).T,
+        lambda b, g, h: b.op("add", b.input("c", (33, 20)), b.op("mul", b.op("sub", g, h.T), 0.5).T),
+        lambda b, g, h: (
+            b.op("where", b.op("compare", b.op("neg", g), h.T, comparison="lt"), b.input("one", (1, 1)), h.T).T
+        ),
+    ],
+    ids=["sum", "chain", "where"],
+)
+def test_what_is_made_of_products_turns_with_them(make: Callable[..., TensorSpec]) -> None:
+    b = ProgramBuilder()
+    program = b.build([make(b, *_gradients(b))])
+    rewritten = canonicalize_transposed_mm(program)
+    read = [spec for item in rewritten.operations if item.op != "mm" for spec in item.tensor_inputs]
+    assert all(spec.is_dense or spec.strides == (0, 0) for spec in read)
+    assert rewritten.outputs[0].is_dense
+    wanted, got = (run(each, inputs_of(program))[0] for each in (program, rewritten))
+    np.testing.assert_array_equal(got, wanted)
+    check(program, inputs_of(program))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda b, g, h: [b.op("add", g, b.input("c", (20, 33))).T],
+        lambda b, g, h: [b.op("neg", g).T, g],
+        lambda b, g, h: [b.op("mul", g, b.input("bias", (33,))).T],
+        lambda b, g, h: [b.op("neg", g).T, b.op("neg", g)],
+        lambda b, g, h: [b.op("flip", g, dims=(0,)).T],
+    ],
+    ids=["another operand", "read straight", "a row", "two readers", "no element by element"],
+)
+def test_what_would_be_read_across_does_not_turn(make: Callable[..., list[TensorSpec]]) -> None:
+    b = ProgramBuilder()
+    program = b.build(make(b, *_gradients(b)))
+    assert canonicalize_transposed_mm(program) == program
 
 
 def test_canonicalization_leaves_other_programs_alone() -> None:

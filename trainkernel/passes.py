@@ -9,7 +9,9 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from typing import TypeGuard
 
+from trainkernel.arithmetic import kind_of
 from trainkernel.ir import Item, Loop, Operand, Operation, Program, ScalarSpec, TensorSpec, dense_strides
+from trainkernel.ops import OPS
 
 _MAX_OUTER_ROWS = 4
 
@@ -59,39 +61,104 @@ def _substitute(
 
 
 def _transposed_dense(spec: TensorSpec, out: TensorSpec) -> bool:
-    """Whether ``spec`` is the transpose of the whole dense result of a product."""
-    return spec.offset == 0 and spec.shape == out.mT.shape and spec.strides == out.mT.strides
+    """Whether ``spec`` is the transpose of the whole dense tensor of a buffer."""
+    if out.ndim < 2 or spec.offset != 0:
+        return False
+    return spec.shape == out.mT.shape and spec.strides == out.mT.strides
 
 
 def canonicalize_transposed_mm(program: Program) -> Program:
     """Rewrite a product that is only read transposed as the product of the transposes.
 
-    ``(a b)^T = b^T a^T``, so that the transposed copy, or the transposed access, is gone.
+    ``(a b)^T = b^T a^T``, so that the transposed copy, or the transposed access, is gone. What is computed of such
+    products alone, element by element (the sum of two gradients of a weight), turns with them.
     """
-    uses: dict[str, list[TensorSpec]] = {}
-    for item in program.operations:
-        for spec in item.tensor_inputs:
-            uses.setdefault(spec.buffer, []).append(spec)
-    for spec in program.outputs:
-        uses.setdefault(spec.buffer, []).append(spec)
-    views: dict[str, Callable[[TensorSpec], TensorSpec]] = {}
-    for item in program.operations:
-        if isinstance(item, Operation) and item.op in ("mm", "addmm", "bmm"):
-            out = item.outputs[0]
-            reads = uses.get(out.buffer, [])
-            if min(out.shape[-2:]) > 1 and reads and all(_transposed_dense(read, out) for read in reads):
-                views[out.buffer] = lambda spec: replace(spec, strides=dense_strides(spec.shape))
-    if views:
+    turned = _read_transposed(program)
+    if turned:
+        items = [
+            _transposed_elementwise(item) if _is_elementwise(item, turned) else item for item in program.operations
+        ]
         # Reads first: a product that is itself rewritten then transposes what it reads by now.
-        program = _substitute(program, list(program.operations), views)
-        items = [_transposed_product(i) if _makes(i, views) else i for i in program.operations]
+        views = dict.fromkeys(turned, lambda spec: replace(spec, strides=dense_strides(spec.shape)))
+        program = _substitute(program, items, views)
+        items = [_transposed_product(item) if _is_product(item, turned) else item for item in program.operations]
         program = replace(program, operations=tuple(items))
     return map_bodies(program, canonicalize_transposed_mm)
 
 
-def _makes(item: Item, buffers: Container[str]) -> TypeGuard[Operation]:
-    """Whether an operation's result is one of the buffers."""
-    return isinstance(item, Operation) and item.outputs[0].buffer in buffers
+def _read_transposed(program: Program) -> set[str]:
+    """The products, and values of them element by element, whose every read that stays is of the transpose."""
+    reads: dict[str, list[tuple[Item | None, TensorSpec]]] = {}
+    for item in program.operations:
+        for spec in item.tensor_inputs:
+            reads.setdefault(spec.buffer, []).append((item, spec))
+    for spec in program.outputs:
+        reads.setdefault(spec.buffer, []).append((None, spec))
+    declared = {spec.buffer: spec for spec in program.buffers()}
+    matrices = [item for item in program.operations if _is_matrix(item, reads)]
+    # Those with one reader turn as soon as that one does.
+    ready: set[str] = set()
+    for item in matrices:
+        (name,) = (spec.buffer for spec in item.outputs)
+        if len(reads[name]) == 1 and (_is_product(item) or _may_turn(item, ready, declared)):
+            ready.add(name)
+    turned: set[str] = set()
+    for item in reversed(matrices):
+        (out,) = item.outputs
+        wanted = all(
+            (_whole_dense if _is_elementwise(reader, turned) else _transposed_dense)(spec, out)
+            for reader, spec in reads[out.buffer]
+        )
+        if wanted and (_is_product(item) or _may_turn(item, ready, declared)):
+            turned.add(out.buffer)
+    return turned
+
+
+def _is_matrix(item: Item, reads: Container[str]) -> bool:
+    """Whether somebody reads a product or a value element by element, of which neither dim is a single row."""
+    if not _is_product(item) and not _is_elementwise(item):
+        return False
+    out = item.outputs[0]
+    return out.buffer in reads and out.ndim >= 2 and min(out.shape[-2:]) > 1
+
+
+def _may_turn(operation: Item, ready: Container[str], declared: Mapping[str, TensorSpec]) -> bool:
+    """Whether all that an operation reads turns with it, is read transposed until then, or is the same either way."""
+    shape = operation.outputs[0].shape
+    specs = [spec.broadcast_to(shape) for spec in operation.tensor_inputs]
+    transposed = [_transposed_dense(spec, declared[spec.buffer]) for spec in specs]
+    straight = [spec.buffer in ready and _whole_dense(spec, declared[spec.buffer]) for spec in specs]
+    same = [spec.strides[-2:] == (0, 0) for spec in specs]
+    return any(straight + transposed) and all(map(any, zip(straight, transposed, same, strict=True)))
+
+
+def _is_product(item: Item | None, buffers: Container[str] | None = None) -> TypeGuard[Operation]:
+    """Whether an item is a product, and its result one of the buffers."""
+    return _makes(item, buffers) and item.op in ("mm", "addmm", "bmm")
+
+
+def _is_elementwise(item: Item | None, buffers: Container[str] | None = None) -> TypeGuard[Operation]:
+    """Whether an item computes each element from those at its place, and its result is one of the buffers."""
+    return _makes(item, buffers) and kind_of(item) == "pointwise" and not OPS[item.op].indexed
+
+
+def _whole_dense(spec: TensorSpec, out: TensorSpec) -> bool:
+    """Whether ``spec`` is the whole dense tensor of a buffer."""
+    return spec.offset == 0 and spec.shape == out.shape and spec.strides == out.strides
+
+
+def _transposed_elementwise(operation: Operation) -> Operation:
+    out = operation.outputs[0]
+    inputs = tuple(
+        operand.broadcast_to(out.shape).mT if isinstance(operand, TensorSpec) else operand
+        for operand in operation.inputs
+    )
+    return replace(operation, inputs=inputs, output=TensorSpec.dense(out.buffer, out.mT.shape, out.dtype))
+
+
+def _makes(item: Item | None, buffers: Container[str] | None) -> TypeGuard[Operation]:
+    """Whether an operation's result is one of the buffers (None: any)."""
+    return isinstance(item, Operation) and (buffers is None or item.outputs[0].buffer in buffers)
 
 
 def _transposed_product(operation: Operation) -> Operation:
