@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 from harness import check
 from region_programs import TILES, plain_and_fused
+from region_programs import product as float32_product
 
 from trainkernel.codegen import generate
 from trainkernel.products import ProductPlan, tile_groups
+from trainkernel.target import PRESETS, Target
+
+H100 = Target.preset("sm_90")
 
 
 @pytest.mark.parametrize("threads", [128, 256, 512, 1024])
@@ -24,7 +28,7 @@ def test_groups_of_threads_share_the_depth_of_a_tile(threads: int, layout: str) 
         program = plain_and_fused(shape, layout)
         plans = [task.plan for task in generate(program, **options).schedule.tasks]
         chosen |= {
-            tile_groups(plan, threads) for plan in plans if isinstance(plan, ProductPlan) and plan.path == "tile"
+            tile_groups(plan, threads, H100) for plan in plans if isinstance(plan, ProductPlan) and plan.path == "tile"
         }
         inputs = [rng.standard_normal(spec.shape).astype(np.float32) for spec in program.inputs]
         check(program, inputs, num_blocks=2, order=1, **options)
@@ -38,8 +42,18 @@ def test_groups_give_every_sum_to_one_thread(threads: int) -> None:
             continue
         for depth in (1, 9, 64, 1000):
             plan = ProductPlan("tile", 256, 256, depth, tile_m, tile_n, 64, 1, depth)
-            groups = tile_groups(plan, threads)
+            groups = tile_groups(plan, threads, H100)
             sums = max(1, tile_m * tile_n * groups // threads)
             micro_m = sums // min(sums, 4)
             workers = tile_m // micro_m * (tile_n // min(sums, 4))
             assert workers * groups <= threads and tile_m % micro_m == 0 and sums <= max(32, tile_m * tile_n // threads)
+
+
+@pytest.mark.parametrize("target", PRESETS.values(), ids=PRESETS)
+def test_the_sums_of_all_groups_fit_into_shared_memory(target: Target) -> None:
+    """A long depth takes many groups, whose sums lie side by side."""
+    for shape, tile_n in (((64, 32, 784), None), ((784, 31, 2000), 64)):
+        for depth in (None, 32):
+            options = {"threads_per_block": 1024, "gemm_tile_n": tile_n, "gemm_k_tile": depth}
+            generated = generate(float32_product(*shape), target=target, **options)
+            assert generated.shared_bytes <= target.shared_bytes_per_block

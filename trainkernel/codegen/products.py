@@ -17,7 +17,15 @@ from trainkernel.codegen.values import ValueScope
 from trainkernel.indexing import ZERO, Index, Remainder, Variable, delinearize, linearize, variable
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.ops import literal
-from trainkernel.products import GROUPED_ROWS, PANEL_PAD, ProductPlan, ceil_div, pipeline_stages, tile_groups
+from trainkernel.products import (
+    GROUPED_ROWS,
+    PANEL_PAD,
+    ProductPlan,
+    ceil_div,
+    pipeline_stages,
+    tile_groups,
+    tile_sums_stride,
+)
 from trainkernel.shared import epilogue_cost, is_streamed
 
 _LARGE_TILE = 4096
@@ -257,7 +265,7 @@ class ProductBody(TaskBody):
             tile = [plan.tile_m, plan.tile_n, self.threads, plan.tf32_products]
         else:
             name = "tk_matrix_sums" if plain else "tk_tile_sums"
-            tile = [plan.tile_m, plan.tile_n, plan.tile_k, self.threads, tile_groups(plan, self.threads), skew]
+            tile = [plan.tile_m, plan.tile_n, plan.tile_k, self.threads, self._groups(plan), skew]
         format_of = [_FORMATS[self._operands(root)[1].dtype]] if tensor else []
         sizes = ", ".join([*format_of, *map(str, tile), flag(along_a), flag(along_b)])
         bounds = f"m0, n0, {plan.m}, {plan.n}, {self._begin}, {self._end}, {shared}"
@@ -281,7 +289,7 @@ class ProductBody(TaskBody):
         while batch > 1 and batch * len(self.task.stores) > most:
             batch //= 2
         whole = plan.m % plan.tile_m == plan.n % plan.tile_n == outputs % (batch * self.threads) == 0
-        groups = tile_groups(plan, self.threads) if plan.path == "tile" else 1
+        groups = self._groups(plan) if plan.path == "tile" else 1
         sizes = f"{plan.tile_m}, {plan.tile_n}, {self.threads}, {groups}, {stride}, {batch}, {flag(whole)}, {results}"
         bounds = f"m0, n0, {plan.m}, {plan.n}, sums"
         return [*lines, f"tk_tile_store<{sizes}>({bounds}, compute, write);"]
@@ -368,9 +376,11 @@ class ProductBody(TaskBody):
 
     def _sums_stride(self, plan: ProductPlan) -> int:
         """Floats between rows of the sums in shared memory, as the template of the plan's path has them."""
-        if plan.path != "tile":
-            return plan.tile_n + 4
-        return plan.tile_n + (16 if plan.tile_n % 32 == 0 else self._skew(plan))
+        return tile_sums_stride(plan) if plan.path == "tile" else plan.tile_n + 4
+
+    def _groups(self, plan: ProductPlan) -> int:
+        """Groups of threads of a float32 tile."""
+        return tile_groups(plan, self.threads, self.frame.schedule.target)
 
     def _reserve_tiles(self, plan: ProductPlan, along_a: bool, along_b: bool) -> str:
         """Reserve shared memory for the steps and the sums, which take their place."""
@@ -385,7 +395,7 @@ class ProductBody(TaskBody):
             numbers = 2 if plan.tf32_products == 3 else 1
             self.shared_bytes = 4 * max(2 * numbers * elements, plan.tile_m * self._sums_stride(plan))
         else:
-            sums = tile_groups(plan, self.threads) * plan.tile_m * self._sums_stride(plan)
+            sums = self._groups(plan) * plan.tile_m * self._sums_stride(plan)
             self.shared_bytes = 4 * max(2 * elements, sums)
         self.needs_free_shared = True
         return "(unsigned short*)shared" if plan.is_tensor_tile else "(float*)shared"
