@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -114,3 +115,12 @@ def test_large_products_without_outputs(batch: int, n: int, dtype: str) -> None:
     program = b.build([b.op("bmm", x, y, dtype="float32"), b.op("relu", b.input("z", (3,)))])
     for pieces in (0, None):
         check(program, random_inputs(program), target="sm_90a", region_pieces=pieces)
+
+
+@pytest.mark.parametrize("op", ["mm", "addmm"])
+def test_many_outputs_of_no_depth(op: str) -> None:
+    """As many as would share threads if there were something to sum up."""
+    b = ProgramBuilder()
+    bias = [b.input("c", (70,))] if op == "addmm" else []
+    program = b.build([b.op("relu", b.op(op, *bias, b.input("x", (64, 0)), b.input("y", (0, 70))))])
+    check(program, random_inputs(program), target=replace(H100, num_sms=2), num_blocks=2)
