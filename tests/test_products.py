@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from harness import check
 from region_programs import plain_and_fused, random_inputs
+from table_runs import same_bits
 
 import trainkernel as tk
 import trainkernel.numpy as tnp
@@ -124,3 +125,14 @@ def test_many_outputs_of_no_depth(op: str) -> None:
     bias = [b.input("c", (70,))] if op == "addmm" else []
     program = b.build([b.op("relu", b.op(op, *bias, b.input("x", (64, 0)), b.input("y", (0, 70))))])
     check(program, random_inputs(program), target=replace(H100, num_sms=2), num_blocks=2)
+
+
+@pytest.mark.parametrize("shape", [(1, 40, 300), (40, 1, 300)])
+@pytest.mark.parametrize("op", ["relu", "cast"])
+def test_what_is_fused_into_it_does_not_order_a_vector_product(shape: tuple[int, int, int], op: str) -> None:
+    """The matrix lies across in memory, and along once it is stored; or the other way round."""
+    m, n, k = shape
+    b = ProgramBuilder()
+    dtype = "float16" if op == "cast" else "float32"
+    across = [b.op(op, b.input(name, size, dtype).T, dtype="float32") for name, size in (("x", (k, m)), ("w", (n, k)))]
+    same_bits(b.build([b.op("mm", *across)]))

@@ -170,15 +170,16 @@ class ProductBody(TaskBody):
         lines += which
         if plan.path == "gemv":
             vector, matrix = (a, _matrix(a, batch, ZERO, k)), (b, _matrix(b, batch, k, o))
-            coordinates = _matrix(a, batch, ZERO, o)
+            coordinates, (depth_stride, outer_stride) = _matrix(a, batch, ZERO, o), b.strides[-2:]
         else:
             vector, matrix = (b, _matrix(b, batch, k, ZERO)), (a, _matrix(a, batch, o, k))
-            coordinates = _matrix(a, batch, o, ZERO)
+            coordinates, (outer_stride, depth_stride) = _matrix(a, batch, o, ZERO), a.strides[-2:]
         lines += self._load("load_vector", *vector, "tk_index k")
         lines += self._load("load_matrix", *matrix, "tk_index o, tk_index k")
         element = linearize((variable("s", plan.split), batch, o), (plan.num_outputs, outputs, 1))
         lines += function_object("store", "tk_index o, float sum", self._finish(root, coordinates, element), None)
-        if self._along(*matrix, "k", "o"):
+        # The order of the sum follows from the operation alone, wherever what is fused into it lies.
+        if depth_stride == 1 and (outer_stride != 1 or outputs == 1):
             head, shared = f"tk_vector_product_warps<{self.threads}>", ""
         else:
             self.shared_bytes = self.threads * 4
