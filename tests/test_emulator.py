@@ -220,6 +220,22 @@ def test_cp_async_and_its_missing_waits() -> None:
         run_kernel(CP_ASYNC.replace("s + thread * 4, x", "s + thread * 4 + 1, x"), *arguments, **options)
 
 
+def test_what_is_not_inside_arrives_as_zeros_and_is_not_read() -> None:
+    """Where the operand ends, and only after the wait."""
+    x = normal(266)
+    source = CP_ASYNC.replace("_16(", "_inside<16>(").replace("x + thread * 4)", "x + thread * 4, thread % 2)")
+    source = source.replace("_4(", "_inside<4>(").replace("x + 256 + thread)", "x + 256 + thread, thread < 10)")
+    arguments: Any = ([("x", x)], [("y", (64,), F32)])
+    options: Any = {"shared_bytes": 1280, "num_blocks": 1}
+    inside = np.append(x[256:], np.zeros(54, np.float32))
+    expected = np.where(np.arange(64) % 2, x[:256:4] + x[3:256:4], np.float32(0)) + inside[::-1]
+    np.testing.assert_array_equal(run_kernel(source, *arguments, **options, check_races=True).outputs[0], expected)
+    for broken in (source.replace("tk_cp_async_wait<1>();", ""), source.replace("_wait<0>", "_wait<1>")):
+        assert np.isnan(run_kernel(broken, *arguments, **options).outputs[0]).all()
+    with pytest.raises(EmulatorError, match="out of bounds"):
+        run_kernel(source.replace("thread < 10", "thread < 11"), *arguments, **options, check_races=True)
+
+
 # ---- Clusters ----
 
 CLUSTER = """

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from harness import check
+from exact_products import product
+from harness import check, emulate
 from region_programs import plain_and_fused, random_inputs
+from table_runs import same_bits
 
 import trainkernel as tk
 import trainkernel.numpy as tnp
 from trainkernel.block_tiles import BlockTile, block_tile, block_tile_cycles
 from trainkernel.builder import ProgramBuilder
+from trainkernel.codegen import generate
+from trainkernel.codegen.generated import GeneratedKernel
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.options import Options
+from trainkernel.product_plans import ProductPlan
 from trainkernel.reduction_plans import plan_reduction
 from trainkernel.target import Target
 
 H100 = Target.preset("sm_90")
+NARROW = {"threads_per_block": 128, "region_pieces": 0}
+
+
+def plans(generated: GeneratedKernel) -> list[ProductPlan]:
+    return [task.plan for task in generated.schedule.tasks if isinstance(task.plan, ProductPlan)]
 
 
 def path(shape: tuple[int, ...], strides: tuple[int, ...] | None = None, op: str = "sum") -> str:
@@ -114,3 +125,46 @@ def test_large_products_without_outputs(batch: int, n: int, dtype: str) -> None:
     program = b.build([b.op("bmm", x, y, dtype="float32"), b.op("relu", b.input("z", (3,)))])
     for pieces in (0, None):
         check(program, random_inputs(program), target="sm_90a", region_pieces=pieces)
+
+
+@pytest.mark.parametrize("op", ["mm", "addmm"])
+def test_many_outputs_of_no_depth(op: str) -> None:
+    """As many as would share threads if there were something to sum up."""
+    b = ProgramBuilder()
+    bias = [b.input("c", (70,))] if op == "addmm" else []
+    program = b.build([b.op("relu", b.op(op, *bias, b.input("x", (64, 0)), b.input("y", (0, 70))))])
+    check(program, random_inputs(program), target=replace(H100, num_sms=2), num_blocks=2)
+
+
+@pytest.mark.parametrize("shape", [(1, 40, 300), (40, 1, 300)])
+@pytest.mark.parametrize("op", ["relu", "cast"])
+def test_what_is_fused_into_it_does_not_order_a_vector_product(shape: tuple[int, int, int], op: str) -> None:
+    """The matrix lies across in memory, and along once it is stored; or the other way round."""
+    m, n, k = shape
+    b = ProgramBuilder()
+    dtype = "float16" if op == "cast" else "float32"
+    across = [b.op(op, b.input(name, size, dtype).T, dtype="float32") for name, size in (("x", (k, m)), ("w", (n, k)))]
+    same_bits(b.build([b.op("mm", *across)]))
+
+
+@pytest.mark.parametrize("outputs", [(1, 512), (17, 31), (5, 128), (5, 205)])
+def test_a_thread_has_several_outputs_of_little_depth(outputs: tuple[int, int]) -> None:
+    """A whole piece, a part of one, and one more with whole rows of threads or a single output."""
+    m, n = outputs
+    b = ProgramBuilder()
+    x, w, other = b.input("x", (3, m)), b.input("w", (3, n)), b.input("other", outputs)
+    total = b.op("addmm", b.input("bias", (n,)), x.T, w)
+    program = b.build([b.op("add", total, other), b.op("relu", total, dtype="float16"), total])
+    generated = check(program, random_inputs(program), num_blocks=2, target=replace(H100, num_sms=1), **NARROW)
+    assert [plan.each for plan in plans(generated)] == [4]
+
+
+@pytest.mark.parametrize("threads", [128, 256, 512, 1024])
+def test_a_warp_sums_several_outputs_of_a_matrix_vector_product(threads: int) -> None:
+    """Whole pieces and others, depths that end inside of a step: the sums are exact."""
+    for outputs, depth in ((31, 65), (33, 100), (64, 128), (70, 290)):
+        for shape, layout in (((1, outputs, depth), "nt"), ((outputs, 1, depth), "nn")):
+            program, inputs, expected = product(*shape, layout, "float32")
+            generated = generate(program, threads_per_block=threads)
+            assert f"tk_vector_product_warps<{threads}>(" in generated.source
+            np.testing.assert_array_equal(emulate(generated, inputs, num_blocks=2).outputs[0], expected)

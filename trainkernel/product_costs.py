@@ -98,8 +98,13 @@ def stored_cast_us(num_elements: int, moved_bytes: int, target: Target) -> float
     return _EXTRA_STAGE_US + _CAST_US + num_elements * moved_bytes / target.memory_bytes_per_us
 
 
-def tile_groups(plan: ProductPlan, threads: int) -> int:
-    """Groups along the depth among which the threads of a float32 tile share each of its steps."""
+def tile_sums_stride(plan: ProductPlan) -> int:
+    """Floats between rows of a float32 tile's sums in shared memory, as ``TkTile`` has them."""
+    return plan.tile_n + (16 if plan.tile_n % 32 == 0 else plan.skew_bytes // 4)
+
+
+def tile_groups(plan: ProductPlan, threads: int, target: Target) -> int:
+    """Groups along the depth among which the threads of a float32 tile share each of its steps; their sums must fit."""
     outputs = plan.tile_m * plan.tile_n
     uses = []
     for groups in (1, 2, 4, 8, 16):
@@ -107,6 +112,8 @@ def tile_groups(plan: ProductPlan, threads: int) -> int:
         micro_n = min(sums, 4)
         micro_m = sums // micro_n
         if groups > 1 and (sums > _MAX_TILE_SUMS or plan.tile_m % micro_m or 4 * groups > plan.tile_k):
+            continue
+        if groups > 1 and 4 * groups * plan.tile_m * tile_sums_stride(plan) > target.shared_bytes_per_block:
             continue
         uses.append((_tile_groups_cycles(plan, groups, micro_m, micro_n, threads), groups))
     return min(uses)[1]

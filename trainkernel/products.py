@@ -137,7 +137,7 @@ def _thin(batch: int, m: int, n: int, k: int, target: Target, threads: int, skew
     pieces = max(1, ceil_div(batch * m * n, threads))
     split = max(1, min(MAX_SPLIT, target.num_sms // pieces, k // THIN_CHUNK))
     chunk = ceil_div(max(k, 1), split)
-    each = each if k <= THIN_DEPTH and pieces >= each * target.num_sms else 1
+    each = each if 0 < k <= THIN_DEPTH and pieces >= each * target.num_sms else 1
     split = ceil_div(max(k, 1), chunk)
     return ProductPlan("thin", m, n, k, 1, threads, max(k, 1), split, chunk, skew, batch, each=each)
 

@@ -18,7 +18,7 @@ from trainkernel.indexing import ZERO, Index, Remainder, Variable, delinearize, 
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.near_products import PANEL_PAD
 from trainkernel.ops import literal
-from trainkernel.product_costs import pipeline_stages, tile_groups
+from trainkernel.product_costs import pipeline_stages, tile_groups, tile_sums_stride
 from trainkernel.product_plans import ProductPlan, ceil_div
 from trainkernel.shared import epilogue_cost, is_streamed
 
@@ -166,15 +166,16 @@ class ProductBody(TaskBody):
         lines += which
         if plan.path == "gemv":
             vector, matrix = (a, _matrix(a, batch, ZERO, k)), (b, _matrix(b, batch, k, o))
-            coordinates = _matrix(a, batch, ZERO, o)
+            coordinates, (depth_stride, outer_stride) = _matrix(a, batch, ZERO, o), b.strides[-2:]
         else:
             vector, matrix = (b, _matrix(b, batch, k, ZERO)), (a, _matrix(a, batch, o, k))
-            coordinates = _matrix(a, batch, o, ZERO)
+            coordinates, (outer_stride, depth_stride) = _matrix(a, batch, o, ZERO), a.strides[-2:]
         lines += self._load("load_vector", *vector, "tk_index k")
         lines += self._load("load_matrix", *matrix, "tk_index o, tk_index k")
         element = linearize((variable("s", plan.split), batch, o), (plan.num_outputs, outputs, 1))
         lines += function_object("store", "tk_index o, float sum", self._finish(root, coordinates, element), None)
-        if self._along(*matrix, "k", "o"):
+        # The order of the sum follows from the operation alone, wherever what is fused into it lies.
+        if depth_stride == 1 and (outer_stride != 1 or outputs == 1):
             head, shared = f"tk_vector_product_warps<{self.threads}>", ""
         else:
             self.shared_bytes = self.threads * 4
@@ -261,7 +262,7 @@ class ProductBody(TaskBody):
             tile = [plan.tile_m, plan.tile_n, self.threads, plan.tf32_products]
         else:
             name = "tk_matrix_sums" if plain else "tk_tile_sums"
-            tile = [plan.tile_m, plan.tile_n, plan.tile_k, self.threads, tile_groups(plan, self.threads), skew]
+            tile = [plan.tile_m, plan.tile_n, plan.tile_k, self.threads, self._groups(plan), skew]
         format_of = [_FORMATS[self._operands(root)[1].dtype]] if tensor else []
         sizes = ", ".join([*format_of, *map(str, tile), flag(along_a), flag(along_b)])
         bounds = f"m0, n0, {plan.m}, {plan.n}, {self._begin}, {self._end}, {shared}"
@@ -285,7 +286,7 @@ class ProductBody(TaskBody):
         while batch > 1 and batch * len(self.task.stores) > most:
             batch //= 2
         whole = plan.m % plan.tile_m == plan.n % plan.tile_n == outputs % (batch * self.threads) == 0
-        groups = tile_groups(plan, self.threads) if plan.path == "tile" else 1
+        groups = self._groups(plan) if plan.path == "tile" else 1
         sizes = f"{plan.tile_m}, {plan.tile_n}, {self.threads}, {groups}, {stride}, {batch}, {flag(whole)}, {results}"
         bounds = f"m0, n0, {plan.m}, {plan.n}, sums"
         return [*lines, f"tk_tile_store<{sizes}>({bounds}, compute, write);"]
@@ -372,9 +373,11 @@ class ProductBody(TaskBody):
 
     def _sums_stride(self, plan: ProductPlan) -> int:
         """Floats between rows of the sums in shared memory, as the template of the plan's path has them."""
-        if plan.path != "tile":
-            return plan.tile_n + 4
-        return plan.tile_n + (16 if plan.tile_n % 32 == 0 else self._skew(plan))
+        return tile_sums_stride(plan) if plan.path == "tile" else plan.tile_n + 4
+
+    def _groups(self, plan: ProductPlan) -> int:
+        """Groups of threads of a float32 tile."""
+        return tile_groups(plan, self.threads, self.frame.schedule.target)
 
     def _reserve_tiles(self, plan: ProductPlan, along_a: bool, along_b: bool) -> str:
         """Reserve shared memory for the steps and the sums, which take their place."""
@@ -389,7 +392,7 @@ class ProductBody(TaskBody):
             numbers = 2 if plan.tf32_products == 3 else 1
             self.shared_bytes = 4 * max(2 * numbers * elements, plan.tile_m * self._sums_stride(plan))
         else:
-            sums = tile_groups(plan, self.threads) * plan.tile_m * self._sums_stride(plan)
+            sums = self._groups(plan) * plan.tile_m * self._sums_stride(plan)
             self.shared_bytes = 4 * max(2 * elements, sums)
         self.needs_free_shared = True
         return "(unsigned short*)shared" if plan.is_tensor_tile else "(float*)shared"
