@@ -26,9 +26,9 @@ class Access:
 def operand_index(operand: TensorSpec, coordinates: Sequence[Index]) -> Index:
     """Buffer index of an operand at its consumer's coordinates, broadcasting size-1 and missing dims."""
     missing = len(coordinates) - operand.ndim
-    own = [
+    own = tuple(
         ZERO if size == 1 else coordinate for size, coordinate in zip(operand.shape, coordinates[missing:], strict=True)
-    ]
+    )
     return linearize(own, operand.strides, operand.offset)
 
 
@@ -222,7 +222,7 @@ class ReductionSpace:
         """Source coordinates of element ``k`` of row ``r``."""
         result = [ZERO] * len(self.shape)
         for dims, index in ((self.kept, row), (self.reduced, element)):
-            for dim, coordinate in zip(dims, delinearize(index, [self.shape[d] for d in dims]), strict=True):
+            for dim, coordinate in zip(dims, delinearize(index, tuple(self.shape[d] for d in dims)), strict=True):
                 result[dim] = coordinate
         return tuple(result)
 

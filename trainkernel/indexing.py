@@ -9,9 +9,8 @@ plain coordinates wherever it can.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import gcd
 from typing import TypeAlias
 
@@ -169,6 +168,8 @@ class Index:
 
 
 ZERO = Index()
+_MAX_KNOWN = 16384
+"""Results that are kept of each function of indices: a program's operations are looked at many times."""
 
 
 def variable(name: str, size: int) -> Index:
@@ -208,7 +209,8 @@ def _fold(coefficients: dict[Atom, int], atom: Remainder) -> bool:
     return True
 
 
-def delinearize(index: Index, shape: Sequence[int]) -> tuple[Index, ...]:
+@lru_cache(maxsize=_MAX_KNOWN)
+def delinearize(index: Index, shape: tuple[int, ...]) -> tuple[Index, ...]:
     """The row-major coordinates of a linear index in ``shape``."""
     coordinates = []
     for size in shape[:0:-1]:
@@ -219,7 +221,8 @@ def delinearize(index: Index, shape: Sequence[int]) -> tuple[Index, ...]:
     return tuple(coordinates[::-1])
 
 
-def linearize(coordinates: Sequence[Index], strides: Sequence[int], offset: int = 0) -> Index:
+@lru_cache(maxsize=_MAX_KNOWN)
+def linearize(coordinates: tuple[Index, ...], strides: tuple[int, ...], offset: int = 0) -> Index:
     """``offset + sum(coordinate * stride)``."""
     total = Index((), offset)
     for coordinate, stride in zip(coordinates, strides, strict=True):

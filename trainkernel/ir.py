@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -179,11 +180,11 @@ class Operation:
             object.__setattr__(self, "output", tuple(self.output))
         object.__setattr__(self, "attrs", MappingProxyType(dict(self.attrs)))
 
-    @property
+    @cached_property
     def outputs(self) -> tuple[TensorSpec, ...]:
         return self.output if isinstance(self.output, tuple) else (self.output,)
 
-    @property
+    @cached_property
     def tensor_inputs(self) -> tuple[TensorSpec, ...]:
         return tuple(operand for operand in self.inputs if isinstance(operand, TensorSpec))
 
