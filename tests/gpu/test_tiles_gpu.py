@@ -1,4 +1,4 @@
-"""Tiles on a device: float32 ones whose depth groups of threads share, warpgroups; functions that stages share."""
+"""Products on a device: float32 tiles whose depth groups of threads share, warpgroups, vectors, little depth."""
 
 from __future__ import annotations
 
@@ -21,6 +21,19 @@ def test_groups_of_threads_give_the_emulator_s_bits(threads: int) -> None:
     jobs = [(plain_and_fused(shape, layout), options) for shape in TILES for layout in ("nn", "tn", "nt", "tt")]
     for (program, _), kernel in zip(jobs, in_threads(compile_program, jobs), strict=True):
         inputs = random_inputs(program)
+        want = emulate(kernel.stats, inputs, num_blocks=2, check_races=False).outputs
+        assert [bits(np.asarray(found)) for found in launch(kernel, inputs)] == [bits(value) for value in want]
+
+
+@pytest.mark.parametrize("threads", [128, 256, 512])
+def test_vectors_and_little_depth_give_the_emulator_s_bits(threads: int) -> None:
+    """Matrix-vector products whose outputs end inside of a piece, and more outputs than one for each thread."""
+    torch_module()
+    shapes = [(1, 33, 100), (70, 1, 290), (1, 64, 128), (1100, 125, 3), (1024, 600, 1), (2, 400, 200)]
+    programs = [plain_and_fused(shape, layout) for shape in shapes for layout in ("nn", "nt", "tn")]
+    options = {"region_pieces": 0, "threads_per_block": threads}
+    for kernel in in_threads(compile_program, [(program, options) for program in programs]):
+        inputs = random_inputs(kernel.program)
         want = emulate(kernel.stats, inputs, num_blocks=2, check_races=False).outputs
         assert [bits(np.asarray(found)) for found in launch(kernel, inputs)] == [bits(value) for value in want]
 
