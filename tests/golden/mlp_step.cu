@@ -449,11 +449,11 @@ __device__ __forceinline__ void tk_thin_outputs(tk_index first, tk_index outputs
   }
 }
 
-// One thread per output. A long depth is read in batches: a thread has nothing else to do while a load is on its way.
-template <class LoadA, class LoadB>
+// One thread per output. A depth is read BATCH at a time: a thread has nothing else to do while a load is on its way.
+template <int BATCH, class LoadA, class LoadB>
 __device__ __forceinline__ float tk_thin_product(tk_index begin, tk_index end, LoadA load_a, LoadB load_b) {
   float sum = 0.0f;
-#pragma unroll 16
+#pragma unroll BATCH
   for (tk_index k = begin; k < end; ++k) sum = __fmaf_rn(load_a(k), load_b(k), sum);
   return sum;
 }
@@ -1020,7 +1020,7 @@ __device__ __forceinline__ void task_3_grad_z0(const TkParams& p, int piece) {
       const float v_w1 = b_w1[tk_mod(i, 33) * 2 + k];
       return v_w1;
     };
-    const float sum = tk_thin_product(0, 2, load_a, load_b);
+    const float sum = tk_thin_product<16>(0, 2, load_a, load_b);
     const float v_back = sum;
     const float v_slope = b_slope[i];
     const float v_grad_z0 = __fmul_rn(v_back, v_slope);

@@ -32,6 +32,10 @@ _HUGE_BATCH = 16
 """The same of a tile that has a multiprocessor to itself: what it reads for them has to keep device memory busy."""
 _MAX_BATCH_RESULTS = 32
 """Numbers of such a batch, where an output has several results; a quarter of a thread's registers at most."""
+_THIN_BATCH, _FUSED_THIN_BATCH = 16, 4
+"""Steps of the depth that a thread reads together for one output; fewer where an operand is computed."""
+_PLAIN_LOADS_LINES = 8
+"""Lines of both functions that load an operand, if they do nothing else."""
 _TILE_TEMPLATES = {
     "tile": {"product_tile"},
     "tensor": {"product_tensor", "product_pipeline"},
@@ -109,7 +113,7 @@ class ProductBody(TaskBody):
         k = variable("k", plan.k)
         tile, begin, end, head = self._depth_range(plan, root)
         domain = domain_of(root)
-        c_type, function = C_TYPES[domain], "tk_thin_product"
+        c_type = C_TYPES[domain]
         body: list[str] = []
         if self._depth(plan, root) == 0:  # the operands need not be anywhere
             value = literal(0, domain)
@@ -117,9 +121,10 @@ class ProductBody(TaskBody):
             self.templates.add("product_vector")
             if domain != "float32":
                 self.templates |= {"typed", "typed_product"}
-                function = f"tk_typed_thin_product<{c_type}>"
             body = self._load("load_a", a, _matrix(a, batch, m, k), "tk_index k", domain)
             body += self._load("load_b", b, _matrix(b, batch, k, n), "tk_index k", domain)
+            batch_depth = _THIN_BATCH if len(body) <= _PLAIN_LOADS_LINES else _FUSED_THIN_BATCH
+            function = f"tk_thin_product<{batch_depth}>" if domain == "float32" else f"tk_typed_thin_product<{c_type}>"
             value = f"{function}({begin}, {end}, load_a, load_b)"
         stored = linearize((variable("s", plan.split), element), (plan.num_outputs, 1))
         coordinates = _matrix(a, batch, m, n)

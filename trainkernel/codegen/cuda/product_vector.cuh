@@ -67,11 +67,11 @@ __device__ __forceinline__ void tk_thin_outputs(tk_index first, tk_index outputs
   }
 }
 
-// One thread per output. A long depth is read in batches: a thread has nothing else to do while a load is on its way.
-template <class LoadA, class LoadB>
+// One thread per output. A depth is read BATCH at a time: a thread has nothing else to do while a load is on its way.
+template <int BATCH, class LoadA, class LoadB>
 __device__ __forceinline__ float tk_thin_product(tk_index begin, tk_index end, LoadA load_a, LoadB load_b) {
   float sum = 0.0f;
-#pragma unroll 16
+#pragma unroll BATCH
   for (tk_index k = begin; k < end; ++k) sum = __fmaf_rn(load_a(k), load_b(k), sum);
   return sum;
 }
