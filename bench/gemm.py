@@ -35,6 +35,7 @@ from timing import Clock, event_clock, time_steps  # noqa: E402
 import trainkernel as tk  # noqa: E402
 from trainkernel import products as products_module  # noqa: E402
 from trainkernel.ir import Program  # noqa: E402
+from trainkernel.options import Options  # noqa: E402
 from trainkernel.stamps import read_stamps  # noqa: E402
 
 DEVICE = "cuda:0"
@@ -220,13 +221,6 @@ def print_row(row: dict[str, Any]) -> None:
     )
 
 
-def is_offered(product: Product, path: str) -> bool:
-    """Whether products of this shape may take a path at all."""
-    if path == "split":
-        return product.m >= products_module.SPLIT_MIN_ROWS and product.k >= products_module.SPLIT_MIN_DEPTH
-    return path != "warpgroup" or min(product.m, product.n, product.k) >= 64
-
-
 def print_tiles(product: Product) -> None:
     import torch
 
@@ -242,8 +236,12 @@ def print_tiles(product: Product) -> None:
             print(f"{'':18} {time_us:8.2f} us  {plan}  {options}")
         except tk.TrainkernelError as error:
             print(f"{'':18} {options}: {error}")
-    for number, (path, *tile) in enumerate(FLOAT32_TILES if product.dtype == "float32" else SIXTEEN_BIT_TILES):
-        if not is_offered(product, path):
+    tiles = FLOAT32_TILES if product.dtype == "float32" else SIXTEEN_BIT_TILES
+    target = tk.compile(product.program(), device=DEVICE, stamps=True).stats.target
+    shape = (product.m, product.n, product.k)
+    offered = products_module.tile_paths(shape, product.dtype != "float32", target, Options())
+    for number, (path, *tile) in enumerate(tiles):
+        if path not in offered:
             continue
         # Kernels are kept by their options: a bound that bounds nothing tells those of two tiles apart.
         options = {"max_blocks": 1_000_000 + number}

@@ -60,11 +60,14 @@ def _substitute(
     return replace(program, operations=tuple(rewritten), outputs=tuple(rewrite_spec(spec) for spec in program.outputs))
 
 
+def _whole_dense(spec: TensorSpec, out: TensorSpec) -> bool:
+    """Whether ``spec`` is the whole dense tensor of a buffer."""
+    return spec.offset == 0 and spec.shape == out.shape and spec.strides == out.strides
+
+
 def _transposed_dense(spec: TensorSpec, out: TensorSpec) -> bool:
     """Whether ``spec`` is the transpose of the whole dense tensor of a buffer."""
-    if out.ndim < 2 or spec.offset != 0:
-        return False
-    return spec.shape == out.mT.shape and spec.strides == out.mT.strides
+    return spec.ndim >= 2 and _whole_dense(spec.mT, out)
 
 
 def canonicalize_transposed_mm(program: Program) -> Program:
@@ -95,16 +98,16 @@ def _read_transposed(program: Program) -> set[str]:
     for spec in program.outputs:
         reads.setdefault(spec.buffer, []).append((None, spec))
     declared = {spec.buffer: spec for spec in program.buffers()}
-    matrices = [item for item in program.operations if _is_matrix(item, reads)]
+    matrices = [item for item in program.operations if _is_matrix(item) and item.outputs[0].buffer in reads]
     # Those with one reader turn as soon as that one does.
     ready: set[str] = set()
     for item in matrices:
-        (name,) = (spec.buffer for spec in item.outputs)
+        name = item.outputs[0].buffer
         if len(reads[name]) == 1 and (_is_product(item) or _may_turn(item, ready, declared)):
             ready.add(name)
     turned: set[str] = set()
     for item in reversed(matrices):
-        (out,) = item.outputs
+        out = item.outputs[0]
         wanted = all(
             (_whole_dense if _is_elementwise(reader, turned) else _transposed_dense)(spec, out)
             for reader, spec in reads[out.buffer]
@@ -114,22 +117,25 @@ def _read_transposed(program: Program) -> set[str]:
     return turned
 
 
-def _is_matrix(item: Item, reads: Container[str]) -> bool:
-    """Whether somebody reads a product or a value element by element, of which neither dim is a single row."""
+def _is_matrix(item: Item) -> bool:
+    """Whether an item makes matrices of several rows and columns, as products or element by element."""
     if not _is_product(item) and not _is_elementwise(item):
         return False
     out = item.outputs[0]
-    return out.buffer in reads and out.ndim >= 2 and min(out.shape[-2:]) > 1
+    return out.ndim >= 2 and min(out.shape[-2:]) > 1
 
 
 def _may_turn(operation: Item, ready: Container[str], declared: Mapping[str, TensorSpec]) -> bool:
     """Whether all that an operation reads turns with it, is read transposed until then, or is the same either way."""
-    shape = operation.outputs[0].shape
-    specs = [spec.broadcast_to(shape) for spec in operation.tensor_inputs]
-    transposed = [_transposed_dense(spec, declared[spec.buffer]) for spec in specs]
-    straight = [spec.buffer in ready and _whole_dense(spec, declared[spec.buffer]) for spec in specs]
-    same = [spec.strides[-2:] == (0, 0) for spec in specs]
-    return any(straight + transposed) and all(map(any, zip(straight, transposed, same, strict=True)))
+    turns = False
+    for operand in operation.tensor_inputs:
+        spec = operand.broadcast_to(operation.outputs[0].shape)
+        own = declared[spec.buffer]
+        if _transposed_dense(spec, own) or (spec.buffer in ready and _whole_dense(spec, own)):
+            turns = True
+        elif spec.strides[-2:] != (0, 0):
+            return False
+    return turns
 
 
 def _is_product(item: Item | None, buffers: Container[str] | None = None) -> TypeGuard[Operation]:
@@ -142,17 +148,19 @@ def _is_elementwise(item: Item | None, buffers: Container[str] | None = None) ->
     return _makes(item, buffers) and kind_of(item) == "pointwise" and not OPS[item.op].indexed
 
 
-def _whole_dense(spec: TensorSpec, out: TensorSpec) -> bool:
-    """Whether ``spec`` is the whole dense tensor of a buffer."""
-    return spec.offset == 0 and spec.shape == out.shape and spec.strides == out.strides
-
-
 def _transposed_elementwise(operation: Operation) -> Operation:
+    shape = operation.outputs[0].shape
+    return _across(operation, *(_turned_operand(operand, shape) for operand in operation.inputs))
+
+
+def _turned_operand(operand: Operand, shape: tuple[int, ...]) -> Operand:
+    """An operand that is read element by element for a result of that shape, for the transpose of it."""
+    return operand.broadcast_to(shape).mT if isinstance(operand, TensorSpec) else operand
+
+
+def _across(operation: Operation, *inputs: Operand) -> Operation:
+    """The operation of other operands whose result is the transpose, in the same buffer."""
     out = operation.outputs[0]
-    inputs = tuple(
-        operand.broadcast_to(out.shape).mT if isinstance(operand, TensorSpec) else operand
-        for operand in operation.inputs
-    )
     return replace(operation, inputs=inputs, output=TensorSpec.dense(out.buffer, out.mT.shape, out.dtype))
 
 
@@ -164,11 +172,8 @@ def _makes(item: Item | None, buffers: Container[str] | None) -> TypeGuard[Opera
 def _transposed_product(operation: Operation) -> Operation:
     *bias, a, b = operation.inputs
     assert isinstance(a, TensorSpec) and isinstance(b, TensorSpec)
-    out = operation.outputs[0]
-    new_bias = tuple(spec.broadcast_to(out.shape).mT for spec in bias if isinstance(spec, TensorSpec))
-    return replace(
-        operation, inputs=(*new_bias, b.mT, a.mT), output=TensorSpec.dense(out.buffer, out.mT.shape, out.dtype)
-    )
+    shape = operation.outputs[0].shape
+    return _across(operation, *(_turned_operand(operand, shape) for operand in bias), b.mT, a.mT)
 
 
 def replace_outer_products(program: Program) -> Program:

@@ -55,10 +55,14 @@ def panel_cost_us(plan: ProductPlan, target: Target, threads: int) -> float:
     waves = ceil_div(plan.num_pieces, target.num_sms)
     piece_us = _PANEL_PIECE_US + fetch_us + multiply_us + outputs * _PANEL_OUTPUT_US
     # A stage has other tasks, too, which wait for multiprocessors.
-    cost = waves * piece_us + plan.num_pieces / target.num_sms * piece_us
-    if plan.split > 1:
-        cost += _EXTRA_STAGE_US + 8 * plan.split * plan.num_outputs / _PARTIAL_BYTES_PER_US
-    return cost
+    return waves * piece_us + plan.num_pieces / target.num_sms * piece_us + _detour_us(plan)
+
+
+def _detour_us(plan: ProductPlan) -> float:
+    """What partial products take on their way through memory."""
+    if plan.split == 1:
+        return 0.0
+    return _EXTRA_STAGE_US + 8 * plan.split * plan.num_outputs / _PARTIAL_BYTES_PER_US
 
 
 def pipeline_stages(plan: ProductPlan, target: Target) -> int:
@@ -99,7 +103,9 @@ def stored_cast_us(num_elements: int, moved_bytes: int, target: Target) -> float
 
 
 def tile_sums_stride(plan: ProductPlan) -> int:
-    """Floats between rows of a float32 tile's sums in shared memory, as ``TkTile`` has them."""
+    """Floats between rows of a tile's sums in shared memory, as the template of its path has them."""
+    if plan.path != "tile":
+        return plan.tile_n + 4
     return plan.tile_n + (16 if plan.tile_n % 32 == 0 else plan.skew_bytes // 4)
 
 
@@ -147,9 +153,7 @@ def tile_cost_us(plan: ProductPlan, target: Target) -> float:
     else:
         work = depth * max(_TILE_MIN_DEPTH_US, outputs * _TILE_OUTPUT_US)
         cost = waves * (_PIECE_US + ceil_div(steps, 2) * _STEP_US + work + outputs * _EPILOGUE_OUTPUT_US)
-    if plan.split > 1:
-        cost += _EXTRA_STAGE_US + 8 * plan.split * plan.num_outputs / _PARTIAL_BYTES_PER_US
-    return cost
+    return cost + _detour_us(plan)
 
 
 def _tensor_step_cycles(plan: ProductPlan, target: Target) -> float:

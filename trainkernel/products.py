@@ -17,7 +17,7 @@ from trainkernel.ir import Operation, TensorSpec
 from trainkernel.near_products import PANEL_PAD, panel_bytes, panel_depth, panel_operands_bytes
 from trainkernel.options import Options
 from trainkernel.product_costs import panel_cost_us, tile_cost_us
-from trainkernel.product_plans import ProductPlan, ceil_div, tensor_format
+from trainkernel.product_plans import SIXTEEN_BIT_FORMATS, ProductPlan, ceil_div, tensor_format
 from trainkernel.target import Target
 
 GEMV_MIN_DEPTH = 64
@@ -67,17 +67,24 @@ def plan_product(operation: Operation, target: Target, options: Options) -> Prod
         return _vector_product(batch, m, n, k, target, skew)
     if k <= THIN_DEPTH or m <= THIN_ROWS:
         return _thin(batch, m, n, k, target, threads, skew, THIN_OUTPUTS)
-    if a.dtype == b.dtype and a.dtype in ("float16", "bfloat16"):
-        large = _has_warpgroups(target, options) and min(m, n, k) >= 64
-        paths = ("tensor", "warpgroup") if large else ("tensor",)
-        return _best_tiles(paths, batch, (m, n, k), target, options, skew)
-    large = m >= SPLIT_MIN_ROWS and k >= SPLIT_MIN_DEPTH and n >= 16
-    large = large and _has_warpgroups(target, options) and options.threads == SPLIT_THREADS
-    tiles = _best_tiles(("tile", "split") if large else ("tile",), batch, (m, n, k), target, options, skew)
+    sixteen_bit = a.dtype == b.dtype and a.dtype in SIXTEEN_BIT_FORMATS
+    tiles = _best_tiles(tile_paths((m, n, k), sixteen_bit, target, options), batch, (m, n, k), target, options, skew)
+    if sixteen_bit:
+        return tiles
     panels = _best_panels(batch, (m, n, k), target, options, tensor_format(a, b, options))
     if panels is None or options.gemm_k_tile or tile_cost_us(tiles, target) < panels[0]:
         return tiles
     return panels[1]
+
+
+def tile_paths(shape: tuple[int, int, int], sixteen_bit: bool, target: Target, options: Options) -> tuple[str, ...]:
+    """The paths whose tiles compete for a product m x n x k on the grid, of 16-bit operands or as float32."""
+    m, n, k = shape
+    warpgroups = _has_warpgroups(target, options)
+    if sixteen_bit:
+        return ("tensor", "warpgroup") if warpgroups and min(shape) >= 64 else ("tensor",)
+    large = m >= SPLIT_MIN_ROWS and k >= SPLIT_MIN_DEPTH and n >= 16
+    return ("tile", "split") if large and warpgroups and options.threads == SPLIT_THREADS else ("tile",)
 
 
 def _has_warpgroups(target: Target, options: Options) -> bool:

@@ -34,8 +34,6 @@ _MAX_BATCH_RESULTS = 32
 """Numbers of such a batch, where an output has several results; a quarter of a thread's registers at most."""
 _THIN_BATCH, _FUSED_THIN_BATCH = 16, 4
 """Steps of the depth that a thread reads together for one output; fewer where an operand is computed."""
-_PLAIN_LOADS_LINES = 8
-"""Lines of both functions that load an operand, if they do nothing else."""
 _TILE_TEMPLATES = {
     "tile": {"product_tile"},
     "tensor": {"product_tensor", "product_pipeline"},
@@ -123,8 +121,9 @@ class ProductBody(TaskBody):
                 self.templates |= {"typed", "typed_product"}
             body = self._load("load_a", a, _matrix(a, batch, m, k), "tk_index k", domain)
             body += self._load("load_b", b, _matrix(b, batch, k, n), "tk_index k", domain)
-            batch_depth = _THIN_BATCH if len(body) <= _PLAIN_LOADS_LINES else _FUSED_THIN_BATCH
-            function = f"tk_thin_product<{batch_depth}>" if domain == "float32" else f"tk_typed_thin_product<{c_type}>"
+            computed = any(operand.buffer in self.scope.inlined for operand in (a, b))
+            steps = _FUSED_THIN_BATCH if computed else _THIN_BATCH
+            function = f"tk_thin_product<{steps}>" if domain == "float32" else f"tk_typed_thin_product<{c_type}>"
             value = f"{function}({begin}, {end}, load_a, load_b)"
         stored = linearize((variable("s", plan.split), element), (plan.num_outputs, 1))
         coordinates = _matrix(a, batch, m, n)
@@ -273,7 +272,7 @@ class ProductBody(TaskBody):
         bounds = f"m0, n0, {plan.m}, {plan.n}, {self._begin}, {self._end}, {shared}"
         lines.append(f"const float* sums = {name}<{sizes}>({bounds}, {operands[0]}, {operands[1]});")
         coordinates, element = self._tile_place(plan, root, batch)
-        lines += self._tile_store(plan, root, coordinates, element, self._sums_stride(plan))
+        lines += self._tile_store(plan, root, coordinates, element, tile_sums_stride(plan))
         if plan.num_pieces > 1:
             lines.append("__syncthreads();  // the sums have been read: the next piece takes their place")
         return lines
@@ -376,10 +375,6 @@ class ProductBody(TaskBody):
         """Padding of shared-memory rows in elements."""
         return plan.skew_bytes // (2 if plan.is_tensor_tile else 4)
 
-    def _sums_stride(self, plan: ProductPlan) -> int:
-        """Floats between rows of the sums in shared memory, as the template of the plan's path has them."""
-        return tile_sums_stride(plan) if plan.path == "tile" else plan.tile_n + 4
-
     def _groups(self, plan: ProductPlan) -> int:
         """Groups of threads of a float32 tile."""
         return tile_groups(plan, self.threads, self.frame.schedule.target)
@@ -392,12 +387,12 @@ class ProductBody(TaskBody):
             row, count = (plan.tile_k, outer) if along_k else (outer, plan.tile_k)
             elements += (row + skew) * count
         if plan.is_tensor_tile:
-            self.shared_bytes = max(self._stages(plan) * 2 * elements, 4 * plan.tile_m * self._sums_stride(plan))
+            self.shared_bytes = max(self._stages(plan) * 2 * elements, 4 * plan.tile_m * tile_sums_stride(plan))
         elif plan.path == "split":
             numbers = 2 if plan.tf32_products == 3 else 1
-            self.shared_bytes = 4 * max(2 * numbers * elements, plan.tile_m * self._sums_stride(plan))
+            self.shared_bytes = 4 * max(2 * numbers * elements, plan.tile_m * tile_sums_stride(plan))
         else:
-            sums = self._groups(plan) * plan.tile_m * self._sums_stride(plan)
+            sums = self._groups(plan) * plan.tile_m * tile_sums_stride(plan)
             self.shared_bytes = 4 * max(2 * elements, sums)
         self.needs_free_shared = True
         return "(unsigned short*)shared" if plan.is_tensor_tile else "(float*)shared"

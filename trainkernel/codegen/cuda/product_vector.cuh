@@ -29,7 +29,7 @@ __device__ __forceinline__ void tk_vector_product_lanes(tk_index first, tk_index
 template <int THREADS, class LoadVector, class LoadMatrix, class Store>
 __device__ __forceinline__ void tk_vector_product_warps(tk_index first, tk_index outputs, tk_index begin, tk_index end,
                                                         LoadVector load_vector, LoadMatrix load_matrix, Store store) {
-  constexpr int WARPS = THREADS / 32, OWN = WARPS < 32 ? 32 / WARPS : 1, UNROLLED = OWN < 4 ? 4 / OWN : 1;
+  constexpr int WARPS = THREADS / 32, OWN = 32 / WARPS, UNROLLED = OWN < 4 ? 4 / OWN : 1;
   const tk_index own = first + threadIdx.x / 32;
   const int lane = (int)threadIdx.x % 32;
   float sums[OWN] = {};
