@@ -46,7 +46,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("regions",),
     ("lowering",),
     ("schedule",),
-    ("shared",),
+    ("shared", "block_ranges"),
     ("fusion", "row_groups", "placement"),
     ("memory",),
     ("verify",),

@@ -28,7 +28,7 @@ _BODY = "__launch_bounds__: block barrier"
 REDUNDANT: Mapping[tuple[str, str], str] = {
     (
         "mlp_rows",
-        "tk_grid_barrier_wait: block barrier 1",
+        "tk_grid_arrive: block barrier 1",
     ): "one block has just passed the barrier at the end of its last piece",
     ("loop", f"{_BODY} 3"): "what reads the carry does so after the first barrier of the next step",
 }

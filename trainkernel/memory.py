@@ -63,6 +63,8 @@ class MemoryPlan:
         For a loop body: the scope of the barrier that ends each iteration.
     end_bytes : int
         End of the part of the workspace that this plan uses, header included.
+    early : tuple of frozenset of str
+        For each stage the buffers whose copies in its region may start before the grid barrier in front of it.
     """
 
     entries: Mapping[str, ArenaEntry]
@@ -70,6 +72,7 @@ class MemoryPlan:
     barriers: tuple[Scope, ...]
     back_edge: Scope
     end_bytes: int
+    early: tuple[frozenset[str], ...] = ()
 
     @property
     def workspace_bytes(self) -> int:
@@ -444,6 +447,11 @@ class _Pending:
             return "grid"
         return "block" if self._since["block"].scope(block) else None
 
+    @property
+    def written(self) -> frozenset[ByteRange]:
+        """What was written since the last grid barrier."""
+        return self._since["grid"].writes
+
     def add(self, footprint: Footprint, ends_with_barrier: bool) -> None:
         """A stage has run; a loop that ends with a barrier leaves nothing to wait for."""
         for scope in ("grid", "block"):
@@ -465,11 +473,28 @@ def _with_barriers(frame: Frame) -> MemoryPlan:
             if task.loop is not None:
                 inner = frame.inside(task.loop)
                 loops[task.loop.name] = _with_barriers(inner)
-    barriers = []
+    barriers: list[Scope] = []
+    written: list[frozenset[ByteRange]] = []
     pending = _Pending()
     for stage in frame.schedule.stages:
         footprint = stage_footprint(stage, frame)
+        written.append(pending.written)
         barriers.append(pending.barrier_before(footprint))
         pending.add(footprint, _ends_with_barrier(stage, loops))
     back_edge = pending.back_edge() if frame.loop is not None else None
-    return MemoryPlan(plan.entries, loops, tuple(barriers), back_edge, plan.end_bytes)
+    early = []
+    # Before its first grid barrier a step does not know what the one before it wrote, unless they meet between.
+    knows = frame.loop is None or back_edge == "grid"
+    for stage, scope, before in zip(frame.schedule.stages, barriers, written, strict=True):
+        early.append(_early_copies(stage, before, frame) if scope == "grid" and knows else frozenset())
+        knows |= scope == "grid"
+    return MemoryPlan(plan.entries, loops, tuple(barriers), back_edge, plan.end_bytes, tuple(early))
+
+
+def _early_copies(stage: Stage, written: frozenset[ByteRange], frame: Frame) -> frozenset[str]:
+    """The buffers of which a region of the stage has copies and that nobody has written since the last grid barrier."""
+    names = {copy.buffer for task in stage.tasks if task.region is not None for copy in task.region.shared.staged}
+    places = {name: byte_range(frame.storage(name)) for name in names}
+    return frozenset(
+        name for name, place in places.items() if place and not any(place.overlaps(other) for other in written)
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from trainkernel.block_tiles import CYCLES_PER_US, LONE_WARP_CYCLES, LONE_WARP_FACTOR, multiply_cycles
 from trainkernel.product_plans import ProductPlan, ceil_div
 from trainkernel.target import Target
@@ -37,6 +39,8 @@ _PANEL_PIECE_US = 1.1
 _PANEL_BYTES_PER_US = 8.0e4
 _PANEL_OUTPUT_US = 3.0e-4
 _MAX_TILE_SUMS = 32
+_ANY_SMS = 2**30
+"""As many multiprocessors as there are pieces."""
 MAX_PIPELINE_BYTES = 160 * 1024
 MAX_STAGES = 4
 MAX_WARPGROUP_BYTES = 200 * 1024
@@ -86,6 +90,13 @@ def product_cost_us(plan: ProductPlan, target: Target, threads: int) -> float:
         return panel_cost_us(plan, target, threads)
     waves = ceil_div(plan.num_pieces, target.num_sms)
     return waves * _PIECE_US + plan.num_outputs * plan.k / _VECTOR_FMAS_PER_US
+
+
+def piece_cost_us(plan: ProductPlan, target: Target, threads: int) -> float:
+    """Estimated time of one piece of a product on the whole grid."""
+    if plan.is_tile or plan.path == "panel":
+        return product_cost_us(plan, replace(target, num_sms=_ANY_SMS), threads) - _detour_us(plan)
+    return _PIECE_US + plan.num_outputs * plan.k / _VECTOR_FMAS_PER_US / max(1, plan.num_pieces)
 
 
 def conversion_us(plan: ProductPlan, outer: int, target: Target) -> float:

@@ -16,6 +16,8 @@ from trainkernel.errors import OptionError
 
 RESERVED_SHARED_BYTES = 1024
 """What each block takes of a multiprocessor's shared memory beside its own."""
+ARRIVALS_BYTES = 64
+"""Shared memory of the barriers on which a block's bulk copies arrive, at most."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,11 @@ class Target:
     memory_bytes_per_us: float
     fma_flops_per_us: float
     tensor_flops_per_us: float
+
+    @property
+    def has_bulk_copies(self) -> bool:
+        """Whether rows can come to shared memory by bulk copies: from sm_90 on, as clusters."""
+        return self.max_cluster_blocks > 1
 
     @staticmethod
     def preset(name: str) -> Target:

@@ -42,6 +42,16 @@ class _Walk:
         if scope == "grid":
             self._since["grid"].clear()
 
+    def copy_early(self, task: Task, names: frozenset[str], frame: Frame) -> None:
+        """Before the grid barrier in front of a region some of its copies start: nobody may have written to those."""
+        assert task.region is not None
+        for name in sorted(names & {copy.buffer for copy in task.region.shared.staged}):
+            place = byte_range(frame.storage(name))
+            since = self._since["grid"].get(place.space, {}) if place is not None else {}
+            for (other, write), writer in since.items():
+                if place is not None and write and other.overlaps(place):
+                    raise VerificationError(f"task {task.name!r} copies {name!r} before task {writer!r} has written it")
+
     def touch(self, task: Task, frame: Frame) -> None:
         if task.region is not None:
             self._region(task, task.region, frame)
@@ -202,7 +212,11 @@ def _check_lifetimes(plan: MemoryPlan, limit: int) -> None:
 
 
 def _walk(frame: Frame, walk: _Walk) -> None:
-    for stage, scope in zip(frame.schedule.stages, frame.plan.barriers, strict=True):
+    plan = frame.plan
+    for stage, scope, early in zip(frame.schedule.stages, plan.barriers, plan.early, strict=True):
+        for task in stage.tasks:
+            if task.region is not None:
+                walk.copy_early(task, early, frame)
         walk.barrier(scope)
         for task in stage.tasks:
             if task.loop is None:

@@ -5,6 +5,8 @@
 typedef int tk_index;
 
 #define TK_GRID_BARRIER_IS __forceinline__
+#define TK_FETCH_IS __forceinline__
+#define TK_FETCH_ROWS_IS __forceinline__
 #define TK_MATRIX_SUMS_IS __forceinline__
 #define TK_RANDOM_BITS_IS __forceinline__
 
@@ -72,12 +74,14 @@ typedef unsigned TkSharedAddress;
 __device__ __forceinline__ TkSharedAddress tk_shared_address(const void* shared) {
   return (unsigned)__cvta_generic_to_shared(shared);
 }
-__device__ __forceinline__ void tk_cp_async_16(void* shared, const void* global) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(tk_shared_address(shared)), "l"(global) : "memory");
+__device__ __forceinline__ void tk_cp_async_16(TkSharedAddress to, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
 }
-__device__ __forceinline__ void tk_cp_async_4(void* shared, const void* global) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(tk_shared_address(shared)), "l"(global) : "memory");
+__device__ __forceinline__ void tk_cp_async_4(TkSharedAddress to, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(global) : "memory");
 }
+__device__ __forceinline__ void tk_cp_async_16(void* shared, const void* global) { tk_cp_async_16(tk_shared_address(shared), global); }
+__device__ __forceinline__ void tk_cp_async_4(void* shared, const void* global) { tk_cp_async_4(tk_shared_address(shared), global); }
 // BYTES, 4 or 16, of which none are read and zeros arrive if the place is not inside of the operand.
 template <int BYTES>
 __device__ __forceinline__ void tk_cp_async_inside(void* shared, const void* global, bool inside) {
@@ -226,6 +230,14 @@ __device__ __forceinline__ int tk_first_piece(int block, int offset) {
   return first < 0 ? first + (int)gridDim.x : first;
 }
 
+// The same where a range of blocks has the task for itself, unless the grid is smaller; and the distance of its pieces.
+__device__ __forceinline__ int tk_range_first(int block, int first, int width) {
+  if ((int)gridDim.x < first + width) return tk_first_piece(block, first);
+  const int place = block - first;
+  return place >= 0 && place < width ? place : 0x3fffffff;
+}
+__device__ __forceinline__ int tk_range_step(int first, int width) { return (int)gridDim.x < first + width ? (int)gridDim.x : width; }
+
 // The grid barrier: one counter, no reset between launches, any grid size.
 //
 // Each barrier adds 2^31 to the counter in total: block 0 adds 2^31 - (blocks - 1), every other
@@ -251,14 +263,19 @@ __device__ __forceinline__ TkBarrier tk_barrier_init(unsigned char* workspace, u
   return barrier;
 }
 
-// False if the wait for a phase timed out: the whole block gets the same answer and must leave the kernel.
-__device__ TK_GRID_BARRIER_IS bool tk_grid_barrier_wait(unsigned* counter, unsigned phase, unsigned long long timeout_ns, int stage) {
+__device__ __forceinline__ void tk_grid_arrive(unsigned* counter) {
   __syncthreads();
+  if (threadIdx.x == 0 && gridDim.x > 1) {
+    TK_GRID_BARRIER_ARRIVE();
+    tk_red_release_gpu_add(counter, blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u);
+  }
+}
+
+// False if the wait for a phase timed out: the whole block gets the same answer and must leave the kernel.
+__device__ __forceinline__ bool tk_grid_wait(unsigned* counter, unsigned phase, unsigned long long timeout_ns, int stage) {
   if (gridDim.x == 1) return true;
   int late = 0;
   if (threadIdx.x == 0) {
-    TK_GRID_BARRIER_ARRIVE();
-    tk_red_release_gpu_add(counter, blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u);
     if (timeout_ns == 0) {
 #pragma unroll 1
       while ((tk_load_acquire_gpu(counter) & 0x80000000u) != phase) {
@@ -275,9 +292,23 @@ __device__ TK_GRID_BARRIER_IS bool tk_grid_barrier_wait(unsigned* counter, unsig
   return passed;
 }
 
+__device__ TK_GRID_BARRIER_IS bool tk_grid_meet(unsigned* counter, unsigned phase, unsigned long long timeout_ns, int stage) {
+  tk_grid_arrive(counter);
+  return tk_grid_wait(counter, phase, timeout_ns, stage);
+}
+
 __device__ __forceinline__ bool tk_grid_barrier(TkBarrier& barrier, int stage) {
   barrier.phase ^= 0x80000000u;
-  return tk_grid_barrier_wait(barrier.counter, barrier.phase, barrier.timeout_ns, stage);
+  return tk_grid_meet(barrier.counter, barrier.phase, barrier.timeout_ns, stage);
+}
+
+// The same in two parts. What the block does between them must not touch what others write before or after.
+__device__ __forceinline__ void tk_grid_barrier_arrive(TkBarrier& barrier) {
+  barrier.phase ^= 0x80000000u;
+  tk_grid_arrive(barrier.counter);
+}
+__device__ __forceinline__ bool tk_grid_barrier_wait(TkBarrier& barrier, int stage) {
+  return tk_grid_wait(barrier.counter, barrier.phase, barrier.timeout_ns, stage);
 }
 
 // Reductions of count elements load(k) in an order fixed by the number of threads alone.
@@ -437,27 +468,29 @@ __device__ __forceinline__ void tk_block_read(float (&values)[STEP][COUNT], cons
 // write(row, column, results). WHOLE promises that nothing lies outside.
 template <int M, int N, int STRIDE, int GROUPS, int THREADS, int BATCH, bool WHOLE, class Results, class Compute, class Write>
 __device__ __forceinline__ void tk_block_finish(const float* sums, int rows, int columns, Compute compute, Write write) {
-  constexpr bool EVEN = M * N % (BATCH * THREADS) == 0;
+  constexpr bool EVEN = M * N % (BATCH * THREADS) == 0, COLUMN = !WHOLE && THREADS % N == 0;
+  const auto is_inside = [&](unsigned e) {
+    return (EVEN || e < M * N) && (WHOLE || ((int)(e / N) < rows && (int)(e % N) < columns));
+  };
 #pragma unroll 1
   for (unsigned first = threadIdx.x; first < M * N; first += BATCH * THREADS) {
+    if (COLUMN && !is_inside(first)) break;  // nor are those below it
     Results results[BATCH];
 #pragma unroll
     for (int u = 0; u < BATCH; ++u) {
       unsigned e = first + u * THREADS;
-      if (!EVEN && WHOLE) e = e < M * N ? e : first;  // again the thread's own: no branch between the loads
-      const int row = (int)(e / N), column = (int)(e % N);
-      if (!WHOLE && ((!EVEN && e >= M * N) || row >= rows || column >= columns)) continue;
-      const float* own = sums + row * STRIDE + column;
+      if (WHOLE || COLUMN) e = is_inside(e) ? e : first;  // again the thread's own: no branch between the loads
+      if (!WHOLE && !COLUMN && !is_inside(e)) continue;
+      const float* own = sums + e / N * STRIDE + e % N;
       float total = *own;
 #pragma unroll
       for (int group = 1; group < GROUPS; ++group) total = __fadd_rn(total, own[group * M * STRIDE]);
-      compute(row, column, total, results[u]);
+      compute((int)(e / N), (int)(e % N), total, results[u]);
     }
 #pragma unroll
     for (int u = 0; u < BATCH; ++u) {
       const unsigned e = first + u * THREADS;
-      const int row = (int)(e / N), column = (int)(e % N);
-      if ((EVEN || e < M * N) && (WHOLE || (row < rows && column < columns))) write(row, column, results[u]);
+      if (is_inside(e)) write((int)(e / N), (int)(e % N), results[u]);
     }
   }
 }
@@ -561,7 +594,7 @@ __device__ __forceinline__ void tk_block_fill(float* to, Load load) {
 
 // Copies of device memory that a block keeps near, each a few rows of four-byte elements, listed in a table.
 //
-// A warp takes every WARPS-th entry, so that many small copies are under way at once. They go on in the
+// A warp takes every so many-th entry, so that many small copies are under way at once. They go on in the
 // background and have arrived after tk_cp_async_wait<0> and a block barrier. An entry's source begins at
 // byte `from` of tensor number `tensor` (-1: the workspace) and moves by `piece_bytes` and `step_bytes` from
 // piece to piece and from step to step of a loop; rows are `row_bytes` apart there and `shared_row_bytes` in
@@ -577,32 +610,50 @@ struct TkCopy {
   unsigned reciprocal, row_bytes, shared_row_bytes, width;
 };
 
-// The entries from `first` to `end`.
-template <int THREADS, bool BACK = false>
-__device__ __forceinline__ void tk_fetch(const TkCopy* copies, int first, int end, void* const* tensors,
-                                         const unsigned char* workspace, unsigned char* shared, int piece, long long step) {
+// The entries from `first` to `end`, shared by so many `warps`, of which this is one; -1: none of them.
+template <bool BACK = false>
+__device__ TK_FETCH_IS void tk_fetch(const TkCopy* copies, int first, int end, void* const* tensors,
+                                     const unsigned char* workspace, unsigned char* shared, int piece, long long step,
+                                     int warp, int warps) {
+  const TkSharedAddress base = tk_shared_address(shared);
 #pragma unroll 1
-  for (int c = first + (int)threadIdx.x / 32; c < end; c += THREADS / 32) {
+  for (int c = warp < 0 ? end : first + warp; c < end; c += warps) {
     const TkCopy copy = copies[c];
-    const unsigned char* base = copy.tensor < 0 ? workspace : (const unsigned char*)tensors[copy.tensor];
-    const unsigned char* source = base + copy.from + piece * copy.piece_bytes + step * copy.step_bytes;
+    const unsigned char* tensor = copy.tensor < 0 ? workspace : (const unsigned char*)tensors[copy.tensor];
+    const unsigned char* source = tensor + copy.from + piece * copy.piece_bytes + step * copy.step_bytes;
     const bool vector = copy.width == 4 && (unsigned long long)source % 16 == 0;
+    // A lane's next run is 32 runs on: some rows and columns further, a row more where that is beyond the row's end.
+    const int per_row = copy.runs_per_row, run_bytes = (int)copy.width * 4;
+    const int lane = (int)threadIdx.x % 32;
+    const int row = per_row == 1 ? lane : (int)__umulhi((unsigned)lane, copy.reciprocal);
+    const int rows_on = per_row == 1 ? 32 : (int)__umulhi(32u, copy.reciprocal), columns_on = 32 - rows_on * per_row;
+    int column = lane - row * per_row;
+    int to = (int)(copy.to + row * copy.shared_row_bytes) + column * run_bytes;
+    const unsigned char* from = source + (long long)row * copy.row_bytes + column * run_bytes;
+    const int to_on = rows_on * (int)copy.shared_row_bytes + columns_on * run_bytes;
+    const int to_wrap = (int)copy.shared_row_bytes - per_row * run_bytes;
+    const long long from_on = (long long)rows_on * copy.row_bytes + columns_on * run_bytes;
+    const long long from_wrap = (long long)copy.row_bytes - per_row * run_bytes;
 #pragma unroll 1
-    for (int run = (int)threadIdx.x % 32; run < copy.runs; run += 32) {
-      const unsigned row = copy.runs_per_row == 1 ? (unsigned)run : __umulhi((unsigned)run, copy.reciprocal);
-      const unsigned column_bytes = ((unsigned)run - row * (unsigned)copy.runs_per_row) * copy.width * 4;
-      unsigned char* to = shared + copy.to + row * copy.shared_row_bytes + column_bytes;
-      const unsigned char* from = source + (unsigned long long)row * copy.row_bytes + column_bytes;
+    for (int run = lane; run < copy.runs; run += 32) {
       if (BACK && vector) {
-        *(float4*)(unsigned char*)from = *(const float4*)to;
+        *(float4*)(unsigned char*)from = *(const float4*)(shared + to);
       } else if (BACK) {
 #pragma unroll 1
-        for (unsigned byte = 0; byte < copy.width * 4; byte += 4) *(float*)(unsigned char*)(from + byte) = *(const float*)(to + byte);
+        for (int byte = 0; byte < run_bytes; byte += 4) *(float*)(unsigned char*)(from + byte) = *(const float*)(shared + to + byte);
       } else if (vector) {
-        tk_cp_async_16(to, from);
+        tk_cp_async_16(base + to, from);
       } else {
 #pragma unroll 1
-        for (unsigned byte = 0; byte < copy.width * 4; byte += 4) tk_cp_async_4(to + byte, from + byte);
+        for (int byte = 0; byte < run_bytes; byte += 4) tk_cp_async_4(base + to + byte, from + byte);
+      }
+      column += columns_on;
+      to += to_on;
+      from += from_on;
+      if (column >= per_row) {
+        column -= per_row;
+        to += to_wrap;
+        from += from_wrap;
       }
     }
   }
@@ -750,8 +801,8 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
 #pragma unroll 1
     for (int piece = blockIdx.x; piece < 9; piece += gridDim.x) {
       TK_TASK(2, 2);
-      tk_fetch<512>(tk_copies_2_a0, piece == (int)blockIdx.x ? 0 : 4, 5, (void* const*)&p + 2, p.workspace, shared, piece, 0);
-      tk_fetch<512>(tk_copies_2_a1, 0, 1, (void* const*)&p + 2, p.workspace, shared, piece, step_0);
+      tk_fetch(tk_copies_2_a0, piece == (int)blockIdx.x ? 0 : 4, 5, (void* const*)&p + 2, p.workspace, shared, piece, 0, threadIdx.x / 32, 16);
+      tk_fetch(tk_copies_2_a1, 0, 1, (void* const*)&p + 2, p.workspace, shared, piece, step_0, threadIdx.x / 32, 16);
       tk_cp_async_commit();
       tk_cp_async_wait<0>();
       __syncthreads();

@@ -5,6 +5,8 @@
 typedef int tk_index;
 
 #define TK_GRID_BARRIER_IS __forceinline__
+#define TK_FETCH_IS __forceinline__
+#define TK_FETCH_ROWS_IS __forceinline__
 #define TK_MATRIX_SUMS_IS __forceinline__
 #define TK_RANDOM_BITS_IS __forceinline__
 
@@ -72,12 +74,14 @@ typedef unsigned TkSharedAddress;
 __device__ __forceinline__ TkSharedAddress tk_shared_address(const void* shared) {
   return (unsigned)__cvta_generic_to_shared(shared);
 }
-__device__ __forceinline__ void tk_cp_async_16(void* shared, const void* global) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(tk_shared_address(shared)), "l"(global) : "memory");
+__device__ __forceinline__ void tk_cp_async_16(TkSharedAddress to, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
 }
-__device__ __forceinline__ void tk_cp_async_4(void* shared, const void* global) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(tk_shared_address(shared)), "l"(global) : "memory");
+__device__ __forceinline__ void tk_cp_async_4(TkSharedAddress to, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(global) : "memory");
 }
+__device__ __forceinline__ void tk_cp_async_16(void* shared, const void* global) { tk_cp_async_16(tk_shared_address(shared), global); }
+__device__ __forceinline__ void tk_cp_async_4(void* shared, const void* global) { tk_cp_async_4(tk_shared_address(shared), global); }
 // BYTES, 4 or 16, of which none are read and zeros arrive if the place is not inside of the operand.
 template <int BYTES>
 __device__ __forceinline__ void tk_cp_async_inside(void* shared, const void* global, bool inside) {
@@ -226,6 +230,14 @@ __device__ __forceinline__ int tk_first_piece(int block, int offset) {
   return first < 0 ? first + (int)gridDim.x : first;
 }
 
+// The same where a range of blocks has the task for itself, unless the grid is smaller; and the distance of its pieces.
+__device__ __forceinline__ int tk_range_first(int block, int first, int width) {
+  if ((int)gridDim.x < first + width) return tk_first_piece(block, first);
+  const int place = block - first;
+  return place >= 0 && place < width ? place : 0x3fffffff;
+}
+__device__ __forceinline__ int tk_range_step(int first, int width) { return (int)gridDim.x < first + width ? (int)gridDim.x : width; }
+
 // The grid barrier: one counter, no reset between launches, any grid size.
 //
 // Each barrier adds 2^31 to the counter in total: block 0 adds 2^31 - (blocks - 1), every other
@@ -251,14 +263,19 @@ __device__ __forceinline__ TkBarrier tk_barrier_init(unsigned char* workspace, u
   return barrier;
 }
 
-// False if the wait for a phase timed out: the whole block gets the same answer and must leave the kernel.
-__device__ TK_GRID_BARRIER_IS bool tk_grid_barrier_wait(unsigned* counter, unsigned phase, unsigned long long timeout_ns, int stage) {
+__device__ __forceinline__ void tk_grid_arrive(unsigned* counter) {
   __syncthreads();
+  if (threadIdx.x == 0 && gridDim.x > 1) {
+    TK_GRID_BARRIER_ARRIVE();
+    tk_red_release_gpu_add(counter, blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u);
+  }
+}
+
+// False if the wait for a phase timed out: the whole block gets the same answer and must leave the kernel.
+__device__ __forceinline__ bool tk_grid_wait(unsigned* counter, unsigned phase, unsigned long long timeout_ns, int stage) {
   if (gridDim.x == 1) return true;
   int late = 0;
   if (threadIdx.x == 0) {
-    TK_GRID_BARRIER_ARRIVE();
-    tk_red_release_gpu_add(counter, blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u);
     if (timeout_ns == 0) {
 #pragma unroll 1
       while ((tk_load_acquire_gpu(counter) & 0x80000000u) != phase) {
@@ -275,9 +292,23 @@ __device__ TK_GRID_BARRIER_IS bool tk_grid_barrier_wait(unsigned* counter, unsig
   return passed;
 }
 
+__device__ TK_GRID_BARRIER_IS bool tk_grid_meet(unsigned* counter, unsigned phase, unsigned long long timeout_ns, int stage) {
+  tk_grid_arrive(counter);
+  return tk_grid_wait(counter, phase, timeout_ns, stage);
+}
+
 __device__ __forceinline__ bool tk_grid_barrier(TkBarrier& barrier, int stage) {
   barrier.phase ^= 0x80000000u;
-  return tk_grid_barrier_wait(barrier.counter, barrier.phase, barrier.timeout_ns, stage);
+  return tk_grid_meet(barrier.counter, barrier.phase, barrier.timeout_ns, stage);
+}
+
+// The same in two parts. What the block does between them must not touch what others write before or after.
+__device__ __forceinline__ void tk_grid_barrier_arrive(TkBarrier& barrier) {
+  barrier.phase ^= 0x80000000u;
+  tk_grid_arrive(barrier.counter);
+}
+__device__ __forceinline__ bool tk_grid_barrier_wait(TkBarrier& barrier, int stage) {
+  return tk_grid_wait(barrier.counter, barrier.phase, barrier.timeout_ns, stage);
 }
 
 // Reductions of count elements load(k) in an order fixed by the number of threads alone.

@@ -168,15 +168,17 @@ class Family:
     def num_pieces(self) -> int:
         return sum(function.task.num_pieces for function in self.functions)
 
-    def loop(self, ids: Sequence[int], first_id: int, stage: int, first: str, arguments: str) -> list[str]:
+    def loop(
+        self, ids: Sequence[int], first_id: int, stage: int, first: str, distance: str, arguments: str
+    ) -> list[str]:
         """The loop over the pieces of a block.
 
         ``ids`` are those of the family's tasks, ``first_id`` that of the function's first task; ``first``
-        is the block's first piece.
+        is the block's first piece, ``distance`` that to its next one.
         """
         if len(self.members) == 1:
             inner = [f"TK_TASK({stage}, {ids[0]});", *self.shared.call(self.members[0], first_id, arguments)]
-            return block(f"for (int piece = {first}; piece < {self.num_pieces}; piece += gridDim.x)", inner)
+            return block(f"for (int piece = {first}; piece < {self.num_pieces}; piece += {distance})", inner)
         lines = [f"{_struct_name(first_id)} task;", "int piece = item;"]
         end = 0
         for n, (member, function) in enumerate(zip(self.members, self.functions, strict=True)):
@@ -194,7 +196,7 @@ class Family:
         if leader.needs_free_shared and leader.task.num_pieces == 1:
             # Written for one piece, it has no barrier for the sake of a next one.
             lines.append("__syncthreads();  // shared is free for the next task")
-        return block(f"for (int item = {first}; item < {self.num_pieces}; item += gridDim.x)", lines)
+        return block(f"for (int item = {first}; item < {self.num_pieces}; item += {distance})", lines)
 
     def _fields(self, member: int) -> list[str]:
         return [INDENT + line for line in self.shared.fields(member)]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 
+from trainkernel.block_ranges import BlockRange, block_ranges, share_of
 from trainkernel.codegen.alike import Family, SharedFunction, find_families, share_functions
 from trainkernel.codegen.generated import GeneratedKernel, Region, ScalarSlot, Slot, TaskInfo
 from trainkernel.codegen.host_entry import HostEntryDescription, HostScalar, HostTensor, emit_host_entry
 from trainkernel.codegen.regions import Fetch, emit_rounded, plan_fetches, plan_kept
 from trainkernel.codegen.tasks import TaskFunction, emit_task, emit_uniform
-from trainkernel.codegen.text import comment
+from trainkernel.codegen.text import block, comment
 from trainkernel.dtypes import DTYPES
 from trainkernel.ir import Loop, Program, ScalarSpec, TensorSpec, length_limits
 from trainkernel.memory import Frame, MemoryPlan, Scope, Storage
@@ -23,10 +24,12 @@ from trainkernel.target import RESERVED_SHARED_BYTES
 
 ENTRY = "trainkernel_step"
 MAX_DIRECT_SLOTS = 480
-MAX_INLINE_CALLS = {"tk_grid_barrier": 8, "tk_matrix_sums": 4, "tk_random_bits": 4}
+MAX_INLINE_CALLS = {"tk_grid_barrier": 8, "tk_fetch": 2, "tk_fetch_rows": 2, "tk_matrix_sums": 4, "tk_random_bits": 4}
 """Calls up to which a function of the prelude is inlined; in a kernel with more it is compiled once."""
 MAX_SPREAD_BLOCKS = 1024
 """The largest grid whose blocks are numbered by multiprocessor."""
+MAX_SHARING_THREADS = 256
+"""Threads of a block up to which a second one is expected beside it."""
 MAX_SHARED_SUMS = 32
 """Sums of a thread up to which tiles leave registers to a second block."""
 _INDEX_LIMIT = 2**31 - 2**16
@@ -46,6 +49,7 @@ _TEMPLATES = (
     "block_product",
     "tensor_sums",
     "staged",
+    "bulk",
     "stamps",
     "spread",
     "functions",
@@ -106,9 +110,9 @@ def _itemsize(dtype: str) -> int:
 class _Body:
     """The kernel's statements and task functions, gathered in the order of execution.
 
-    ``block`` is the expression of a block's number. ``emitted`` are the functions of the tasks that run by
-    themselves, by the tasks' identities; ``shared`` serves them; ``places`` are ids and stages of functions
-    that were registered.
+    ``num_blocks`` are to be expected, ``block`` is the expression of a block's number. ``emitted`` are the functions
+    of the tasks that run by themselves, by the tasks' identities; ``shared`` serves them; ``places`` are ids and
+    stages of functions that were registered.
     """
 
     program: Program
@@ -122,9 +126,11 @@ class _Body:
     templates: set[str] = field(default_factory=set)
     shared_bytes: int = 0
     tables_bytes: int = 0
+    num_arrivals: int = 0
     num_stages: int = 0
     uses_uniform: bool = False
     shared_in_use: bool = False
+    num_blocks: int = 1
     block: str = "blockIdx.x"
     spread_offset: int | None = None
     stamps_offset: int | None = None
@@ -198,30 +204,80 @@ class _Body:
                     self.emitted[id(part)] = emit_task(part, frame, self.base, self.scalar, task.region)
 
     def schedule(self, frame: Frame, indent: str) -> None:
-        for stage, scope in zip(frame.schedule.stages, frame.plan.barriers, strict=True):
+        plan = frame.plan
+        for stage, scope, early in zip(frame.schedule.stages, plan.barriers, plan.early, strict=True):
             number = self.num_stages
             self.num_stages += 1
-            self.barrier(scope, number, indent)
+            fetches = {
+                id(task): plan_fetches(task.region, frame, self.tensor, f"tk_copies_{number}", early)
+                for task in stage.tasks
+                if task.region is not None
+            }
+            self.barrier(scope, number, indent, self.early_calls(stage, fetches, frame))
             self.stamp(f"stage {number}", indent)
             self.lines.append("")
             self.lines.append(f"{indent}{comment(_stage_title(number, stage))}")
-            offset = 0
-            alone = [self.emitted[id(task)] for task in stage.tasks if id(task) in self.emitted]
-            families = {id(family.functions[0].task): family for family in find_families(self.shared, alone)}
-            for task in stage.tasks:
-                if task.loop is not None:
-                    self.loop(task, frame, indent)
-                elif task.region is not None:
-                    self.region(task.region, number, frame, indent)
-                    offset += task.num_pieces
-                elif id(task) in families:
-                    self.family(families[id(task)], number, offset, frame, indent)
-                    offset += families[id(task)].num_pieces
+            self.stage(stage, fetches, number, frame, indent)
 
-    def barrier(self, scope: Scope, stage: int, indent: str) -> None:
+    def stage(
+        self, stage: Stage, fetches: Mapping[int, list[list[Fetch]]], number: int, frame: Frame, indent: str
+    ) -> None:
+        """What the blocks do in a stage: the pieces of regions, then those of other tasks, and loops."""
+        alone = [self.emitted[id(task)] for task in stage.tasks if id(task) in self.emitted]
+        families = {id(family.functions[0].task): family for family in find_families(self.shared, alone)}
+        # A region first: its early copies lie where other tasks of the stage have their scratch.
+        tasks = sorted(stage.tasks, key=lambda task: task.region is None)
+        work: list[Task | Family] = [
+            families.get(id(task), task)
+            for task in tasks
+            if id(task) in families or task.loop is not None or task.region is not None
+        ]
+        offset = 0
+        for one, blocks in zip(work, self.ranges(work, frame), strict=True):
+            if isinstance(one, Family):
+                self.family(one, number, offset, blocks, frame, indent)
+            elif one.loop is not None:
+                self.loop(one, frame, indent)
+                continue
+            elif one.region is not None:
+                self.region(one.region, fetches[id(one)], number, frame, indent)
+            offset += one.num_pieces
+
+    def ranges(self, work: Sequence[Task | Family], frame: Frame) -> list[BlockRange | None]:
+        """The blocks that have a stage's tasks, where not all have them one after another."""
+        if any(isinstance(one, Task) and one.loop is not None for one in work):
+            return [None] * len(work)
+        target, threads = frame.schedule.target, frame.schedule.options.threads
+        tasks = [[one] if isinstance(one, Task) else [function.task for function in one.functions] for one in work]
+        return block_ranges([share_of(own, target, threads) for own in tasks], self.num_blocks)
+
+    def early_calls(self, stage: Stage, fetches: Mapping[int, list[list[Fetch]]], frame: Frame) -> list[str]:
+        """The statements that start copies of a stage's region before the grid barrier in front of it."""
+        lines, threads = [], frame.schedule.options.threads
+        for task in stage.tasks:
+            if task.region is None:
+                continue
+            split = task.region.split
+            piece = f"{self.block} * {split.slices}" if split.slices > 1 else self.block
+            early = [fetch for tables in fetches[id(task)] for fetch in tables if fetch.early]
+            calls = [fetch.early_call(threads, self.tensors, f"(int){piece}") for fetch in early]
+            if any(fetch.arrival is None for fetch in early):
+                calls.append("tk_cp_async_commit();")
+            if calls:
+                mark = f"TK_TASK({self.num_stages - 1}, {len(self.tasks)});"
+                lines += block(f"if ({self.block} < {split.partials})", [mark, *calls])
+        return lines
+
+    def barrier(self, scope: Scope, stage: int, indent: str, early: Sequence[str] = ()) -> None:
+        """A barrier of the scope; ``early`` is what a block does between arriving and waiting."""
         if scope == "grid":
             self.stamp("grid barrier", indent)
-            self.lines.append(f"{indent}if (!tk_grid_barrier(barrier, {stage})) return;")
+            if early:
+                self.lines.append(f"{indent}tk_grid_barrier_arrive(barrier);  // what nobody writes comes meanwhile")
+                self.lines += [f"{indent}{line}" for line in early]
+                self.lines.append(f"{indent}if (!tk_grid_barrier_wait(barrier, {stage})) return;")
+            else:
+                self.lines.append(f"{indent}if (!tk_grid_barrier(barrier, {stage})) return;")
         elif scope == "block":
             self.lines.append(f"{indent}__syncthreads();  // the rows of this block's pieces are complete")
         if scope is not None:
@@ -263,9 +319,17 @@ class _Body:
         steps = "".join(f", step_{depth}" for depth in range(frame.depth))
         return f"p{uniform}, piece{shared}{steps}"
 
-    def family(self, family: Family, stage: int, offset: int, frame: Frame, indent: str) -> None:
-        """The pieces of a task, or of tasks that are alike, that a block computes."""
-        first = f"tk_first_piece({self.block}, {offset})" if offset else self.block
+    def family(
+        self, family: Family, stage: int, offset: int, blocks: BlockRange | None, frame: Frame, indent: str
+    ) -> None:
+        """The pieces of a task, or of tasks that are alike, that a block computes.
+
+        They follow ``offset`` others, unless some blocks have them for themselves.
+        """
+        first, distance = f"tk_first_piece({self.block}, {offset})" if offset else self.block, "gridDim.x"
+        if blocks is not None:
+            first = f"tk_range_first({self.block}, {blocks.first}, {blocks.width})"
+            distance = f"tk_range_step({blocks.first}, {blocks.width})"
         leader = family.functions[0]
         ids = [self.register(function, stage) for function in family.functions]
         if self.shared_in_use and leader.needs_free_shared:
@@ -275,7 +339,7 @@ class _Body:
             self.functions.append(family.shared)
         first_id, _ = self.places[id(family.shared.functions[0])]
         self.lines.append("#pragma unroll 1")
-        loop = family.loop(ids, first_id, stage, first, self.arguments(leader, frame))
+        loop = family.loop(ids, first_id, stage, first, distance, self.arguments(leader, frame))
         self.lines += [f"{indent}{line}" for line in loop]
 
     def part(self, part: Task, stage: int, frame: Frame, region: BlockRegion) -> list[str]:
@@ -315,12 +379,16 @@ class _Body:
         for fetch in fetches:
             self.functions.append(fetch.table(self.tables_bytes))
             self.tables_bytes += fetch.table_bytes
-            self.templates.add("staged")
+            self.templates |= fetch.templates
+            if fetch.arrival is not None:
+                self.num_arrivals = max(self.num_arrivals, fetch.arrival + 1)
 
-    def region(self, region: BlockRegion, stage: int, frame: Frame, indent: str) -> None:
-        """The pieces of a region that a block computes, one after another; the parts of each in order."""
+    def region(self, region: BlockRegion, groups: list[list[Fetch]], stage: int, frame: Frame, indent: str) -> None:
+        """The pieces of a region that a block computes, one after another; the parts of each in order.
+
+        ``groups`` are the copies for which the parts wait, one group after another.
+        """
         inner = indent + _INDENT
-        groups = plan_fetches(region, frame, self.tensor, f"tk_copies_{stage}")
         threads = frame.schedule.options.threads
         self.tables([fetch for tables in groups for fetch in tables])
         self.shared_bytes = max(self.shared_bytes, region.shared.end_bytes)
@@ -355,8 +423,10 @@ class _Body:
             lines = self.part(part, stage, frame, region)
             if waits:
                 if under_way:
+                    arrivals = [fetch.arrival for fetch in groups[-under_way] if fetch.arrival is not None]
                     under_way -= 1
                     self.lines.append(f"{inner}tk_cp_async_wait<{under_way}>();")
+                    self.lines += [f"{inner}tk_arrivals_wait(arrivals, {arrival});" for arrival in arrivals]
                 self.lines.append(f"{inner}__syncthreads();")
             self.stamp(part.name, inner)
             self.lines += [f"{inner}{line}" for line in lines]
@@ -436,7 +506,7 @@ def assemble(program: Program, schedule: Schedule, plan: MemoryPlan) -> Generate
     max_work_blocks = max(1, max_work_blocks)
     blocks_per_sm = schedule.options.blocks_per_sm or _default_blocks_per_sm(max_work_blocks, schedule)
     workspace_bytes = plan.workspace_bytes
-    body = _Body(program, layout)
+    body = _Body(program, layout, num_blocks=_expected_blocks(schedule, blocks_per_sm, max_work_blocks))
     if blocks_per_sm > 1 and _has_tiles_in_a_loop(schedule):
         body.spread_offset = workspace_bytes
         workspace_bytes += 4 * MAX_SPREAD_BLOCKS
@@ -451,6 +521,9 @@ def assemble(program: Program, schedule: Schedule, plan: MemoryPlan) -> Generate
     body.clock(2)
     if body.stamps_offset is not None:
         workspace_bytes += stamps_bytes(len(body.stamps))
+    arrivals_at = _aligned(body.shared_bytes, 16)
+    if body.num_arrivals:
+        body.shared_bytes = arrivals_at + 8 * body.num_arrivals
     uniform: list[str] = []
     if body.uses_uniform:
         uniform, templates = emit_uniform(frame, body.base, body.scalar)
@@ -486,7 +559,7 @@ def assemble(program: Program, schedule: Schedule, plan: MemoryPlan) -> Generate
             *uniform,
             "\n\n".join(functions),
             "",
-            *_kernel_text(body, threads, compiled_blocks),
+            *_kernel_text(body, threads, compiled_blocks, arrivals_at),
             "",
             "#else",
             "",
@@ -554,6 +627,13 @@ def _default_blocks_per_sm(max_work_blocks: int, schedule: Schedule) -> int:
     return 1 if max_work_blocks <= schedule.target.num_sms else 2
 
 
+def _expected_blocks(schedule: Schedule, blocks_per_sm: int, max_work_blocks: int) -> int:
+    """The grid that a launch on the target's device will most likely get."""
+    per_sm = blocks_per_sm if schedule.options.threads <= MAX_SHARING_THREADS else 1
+    limit = schedule.options.max_blocks or max_work_blocks
+    return max(1, min(schedule.target.num_sms * per_sm, max_work_blocks, limit))
+
+
 def _compiled_for_blocks(schedule: Schedule, blocks_per_sm: int, shared_bytes: int) -> int:
     """Blocks per SM for which the compiler is to leave registers.
 
@@ -563,7 +643,7 @@ def _compiled_for_blocks(schedule: Schedule, blocks_per_sm: int, shared_bytes: i
     target, threads = schedule.target, schedule.options.threads
     plans = [task.plan for stage in _all_stages(schedule) for task in stage.tasks if _is_tile(task)]
     sums = [_sums(plan) for plan in plans if isinstance(plan, ProductPlan)]
-    fit = 2 * (shared_bytes + RESERVED_SHARED_BYTES) <= target.shared_bytes_per_sm and threads <= 256
+    fit = 2 * (shared_bytes + RESERVED_SHARED_BYTES) <= target.shared_bytes_per_sm and threads <= MAX_SHARING_THREADS
     return 2 if sums and fit and blocks_per_sm > 1 and max(sums) <= MAX_SHARED_SUMS * threads else 1
 
 
@@ -653,7 +733,11 @@ def _params_struct(layout: ParameterLayout) -> list[str]:
     return lines
 
 
-def _kernel_text(body: _Body, threads: int, blocks_per_sm: int) -> list[str]:
+def _aligned(size_bytes: int, alignment_bytes: int) -> int:
+    return -(-size_bytes // alignment_bytes) * alignment_bytes
+
+
+def _kernel_text(body: _Body, threads: int, blocks_per_sm: int, arrivals_at: int) -> list[str]:
     lines = [
         "#ifndef TRAINKERNEL_ENTRY",
         f"#define TRAINKERNEL_ENTRY {ENTRY}",
@@ -667,6 +751,9 @@ def _kernel_text(body: _Body, threads: int, blocks_per_sm: int) -> list[str]:
         lines.append("  const TkUniform u = tk_uniform(p);")
     if body.shared_bytes:
         lines.append("  TK_DYNAMIC_SHARED(shared);")
+    if body.num_arrivals:
+        call = f"tk_arrivals_init<{body.num_arrivals}, {threads}>(shared + {arrivals_at})"
+        lines.append(f"  TkArrivals arrivals = {call};")
     return lines + body.lines + ["}"]
 
 

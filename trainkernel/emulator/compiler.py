@@ -63,6 +63,7 @@ _RUNTIME_FILES = (
     "hooks.h",
     "scheduler.h",
     "warp.h",
+    "bulk.h",
     "signals.h",
     "launch.h",
     "runtime.cpp",

@@ -23,14 +23,19 @@ __device__ __forceinline__ TkBarrier tk_barrier_init(unsigned char* workspace, u
   return barrier;
 }
 
-// False if the wait for a phase timed out: the whole block gets the same answer and must leave the kernel.
-__device__ TK_GRID_BARRIER_IS bool tk_grid_barrier_wait(unsigned* counter, unsigned phase, unsigned long long timeout_ns, int stage) {
+__device__ __forceinline__ void tk_grid_arrive(unsigned* counter) {
   __syncthreads();
+  if (threadIdx.x == 0 && gridDim.x > 1) {
+    TK_GRID_BARRIER_ARRIVE();
+    tk_red_release_gpu_add(counter, blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u);
+  }
+}
+
+// False if the wait for a phase timed out: the whole block gets the same answer and must leave the kernel.
+__device__ __forceinline__ bool tk_grid_wait(unsigned* counter, unsigned phase, unsigned long long timeout_ns, int stage) {
   if (gridDim.x == 1) return true;
   int late = 0;
   if (threadIdx.x == 0) {
-    TK_GRID_BARRIER_ARRIVE();
-    tk_red_release_gpu_add(counter, blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u);
     if (timeout_ns == 0) {
 #pragma unroll 1
       while ((tk_load_acquire_gpu(counter) & 0x80000000u) != phase) {
@@ -47,7 +52,21 @@ __device__ TK_GRID_BARRIER_IS bool tk_grid_barrier_wait(unsigned* counter, unsig
   return passed;
 }
 
+__device__ TK_GRID_BARRIER_IS bool tk_grid_meet(unsigned* counter, unsigned phase, unsigned long long timeout_ns, int stage) {
+  tk_grid_arrive(counter);
+  return tk_grid_wait(counter, phase, timeout_ns, stage);
+}
+
 __device__ __forceinline__ bool tk_grid_barrier(TkBarrier& barrier, int stage) {
   barrier.phase ^= 0x80000000u;
-  return tk_grid_barrier_wait(barrier.counter, barrier.phase, barrier.timeout_ns, stage);
+  return tk_grid_meet(barrier.counter, barrier.phase, barrier.timeout_ns, stage);
+}
+
+// The same in two parts. What the block does between them must not touch what others write before or after.
+__device__ __forceinline__ void tk_grid_barrier_arrive(TkBarrier& barrier) {
+  barrier.phase ^= 0x80000000u;
+  tk_grid_arrive(barrier.counter);
+}
+__device__ __forceinline__ bool tk_grid_barrier_wait(TkBarrier& barrier, int stage) {
+  return tk_grid_wait(barrier.counter, barrier.phase, barrier.timeout_ns, stage);
 }

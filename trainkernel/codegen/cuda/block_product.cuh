@@ -55,27 +55,29 @@ __device__ __forceinline__ void tk_block_read(float (&values)[STEP][COUNT], cons
 // write(row, column, results). WHOLE promises that nothing lies outside.
 template <int M, int N, int STRIDE, int GROUPS, int THREADS, int BATCH, bool WHOLE, class Results, class Compute, class Write>
 __device__ __forceinline__ void tk_block_finish(const float* sums, int rows, int columns, Compute compute, Write write) {
-  constexpr bool EVEN = M * N % (BATCH * THREADS) == 0;
+  constexpr bool EVEN = M * N % (BATCH * THREADS) == 0, COLUMN = !WHOLE && THREADS % N == 0;
+  const auto is_inside = [&](unsigned e) {
+    return (EVEN || e < M * N) && (WHOLE || ((int)(e / N) < rows && (int)(e % N) < columns));
+  };
 #pragma unroll 1
   for (unsigned first = threadIdx.x; first < M * N; first += BATCH * THREADS) {
+    if (COLUMN && !is_inside(first)) break;  // nor are those below it
     Results results[BATCH];
 #pragma unroll
     for (int u = 0; u < BATCH; ++u) {
       unsigned e = first + u * THREADS;
-      if (!EVEN && WHOLE) e = e < M * N ? e : first;  // again the thread's own: no branch between the loads
-      const int row = (int)(e / N), column = (int)(e % N);
-      if (!WHOLE && ((!EVEN && e >= M * N) || row >= rows || column >= columns)) continue;
-      const float* own = sums + row * STRIDE + column;
+      if (WHOLE || COLUMN) e = is_inside(e) ? e : first;  // again the thread's own: no branch between the loads
+      if (!WHOLE && !COLUMN && !is_inside(e)) continue;
+      const float* own = sums + e / N * STRIDE + e % N;
       float total = *own;
 #pragma unroll
       for (int group = 1; group < GROUPS; ++group) total = __fadd_rn(total, own[group * M * STRIDE]);
-      compute(row, column, total, results[u]);
+      compute((int)(e / N), (int)(e % N), total, results[u]);
     }
 #pragma unroll
     for (int u = 0; u < BATCH; ++u) {
       const unsigned e = first + u * THREADS;
-      const int row = (int)(e / N), column = (int)(e % N);
-      if ((EVEN || e < M * N) && (WHOLE || (row < rows && column < columns))) write(row, column, results[u]);
+      if (is_inside(e)) write((int)(e / N), (int)(e % N), results[u]);
     }
   }
 }

@@ -63,3 +63,11 @@ __device__ __forceinline__ int tk_first_piece(int block, int offset) {
   int first = block - offset % (int)gridDim.x;
   return first < 0 ? first + (int)gridDim.x : first;
 }
+
+// The same where a range of blocks has the task for itself, unless the grid is smaller; and the distance of its pieces.
+__device__ __forceinline__ int tk_range_first(int block, int first, int width) {
+  if ((int)gridDim.x < first + width) return tk_first_piece(block, first);
+  const int place = block - first;
+  return place >= 0 && place < width ? place : 0x3fffffff;
+}
+__device__ __forceinline__ int tk_range_step(int first, int width) { return (int)gridDim.x < first + width ? (int)gridDim.x : width; }

@@ -174,6 +174,8 @@ static void release_launch() {
         free(blocks[b].order);
         free(blocks[b].cluster_published);
         blocks[b].published.release();
+        blocks[b].arrivals.release();
+        blocks[b].bulk.release();
     }
     for (u32 i = 0; region_shadow && i < request->num_regions; i++)
         drop(region_shadow[i], request->regions[i].size * sizeof(Cell));

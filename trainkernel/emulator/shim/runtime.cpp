@@ -12,5 +12,6 @@
 #include "hooks.h"
 #include "scheduler.h"
 #include "warp.h"
+#include "bulk.h"
 #include "signals.h"
 #include "launch.h"

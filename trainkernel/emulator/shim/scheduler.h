@@ -223,11 +223,9 @@ static void note_acquire(Fiber* fiber) {
     block->acquire_generation = block->generation;
 }
 
-// A polling load lets all others run first. When nothing but polls has happened for long, nobody
-// is left to change what they wait for.
-TK_EXPORT u32 tk_emu_load_acquire(const u32* address) {
+// Lets all others run first. When nothing but polls has happened for long, nobody is left to change what they wait for.
+static void poll() {
     Fiber* fiber = current;
-    check_atomic(address, false);
     fiber->wait = WAIT_POLL;
     make_ready(fiber);
     run_next();
@@ -235,7 +233,12 @@ TK_EXPORT u32 tk_emu_load_acquire(const u32* address) {
     if (++idle_polls % round == 0) virtual_time_ns += 1000000;
     if (idle_polls > request->idle_rounds * round) fatal(deadlock_report());
     fiber->wait = WAIT_NONE;
-    note_acquire(fiber);
+}
+
+TK_EXPORT u32 tk_emu_load_acquire(const u32* address) {
+    check_atomic(address, false);
+    poll();
+    note_acquire(current);
     return *const_cast<const volatile u32*>(address);
 }
 

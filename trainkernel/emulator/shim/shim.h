@@ -51,6 +51,10 @@ void tk_emu_wgmma_wait(unsigned pending_groups);
 void tk_emu_cp_async(void* shared, const void* global, unsigned bytes, bool inside);
 void tk_emu_cp_async_commit();
 void tk_emu_cp_async_wait(unsigned pending_groups);
+void tk_emu_mbarrier_init(void* mbarrier, unsigned count);
+void tk_emu_mbarrier_arrive(void* mbarrier, unsigned bytes);
+void tk_emu_mbarrier_wait(void* mbarrier, unsigned parity);
+void tk_emu_bulk_copy(void* shared, const void* global, unsigned bytes, void* mbarrier);
 float expf(float);
 float expm1f(float);
 float logf(float);
@@ -298,6 +302,14 @@ template <int N>
 __forceinline__ void tk_cp_async_wait() {
     tk_emu_cp_async_wait(N);
 }
+
+__forceinline__ void tk_mbarrier_init(void* mbarrier, unsigned count) { tk_emu_mbarrier_init(mbarrier, count); }
+__forceinline__ void tk_mbarrier_arrive(void* mbarrier, unsigned bytes) { tk_emu_mbarrier_arrive(mbarrier, bytes); }
+__forceinline__ void tk_mbarrier_wait(void* mbarrier, unsigned parity) { tk_emu_mbarrier_wait(mbarrier, parity); }
+__forceinline__ void tk_bulk_copy(void* shared, const void* global, unsigned bytes, void* mbarrier) {
+    tk_emu_bulk_copy(shared, global, bytes, mbarrier);
+}
+__forceinline__ void tk_fence_async() {}
 
 typedef tk_emu_matrix TkDescriptor;
 __forceinline__ TkDescriptor tk_descriptor(const void* shared, int part_bytes, int rows_bytes) {

@@ -37,6 +37,23 @@ struct AsyncCopy {
     u32 group;
 };
 
+// A barrier in shared memory for copies that arrive by themselves.
+struct Arrival {
+    u8* at;
+    u32 count;
+    u32 pending;
+    u32 phases;  // completed
+    long long bytes;  // announced, but not those of copies that have started
+};
+
+struct BulkCopy {
+    u8* shared;
+    const u8* global;
+    u32 bytes;
+    u32 arrival;
+    u32 phase;
+};
+
 // A wgmma's matrix in shared memory, as its descriptor tells.
 struct Matrix {
     const u8* start;
@@ -73,6 +90,8 @@ struct Block {
     Fiber** order;            // the block's fibers in the order in which a barrier releases them
     u32* cluster_published;   // [cluster_blocks]: generation of each block at the latest cluster barrier
     Array<u32> published;     // [grid arrival]: block generation then
+    Array<Arrival> arrivals;
+    Array<BulkCopy> bulk;     // started, and nobody has waited for them
 };
 
 struct Warp {
