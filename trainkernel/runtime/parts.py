@@ -161,7 +161,7 @@ class PartedRuns:
         self._free: list[tuple[Any, Any]] = []
 
     def launch(self, values: Mapping[int, Any], stream: Any, submit: Callable[[Part], None]) -> None:
-        """Submit a run; returns when all but the last few of several launches are done.
+        """Submit a run; returns when all but the last few of several launches are done, the first time all.
 
         If anything is raised meanwhile, a ``KeyboardInterrupt`` above all, what was submitted is waited for first.
 
@@ -184,6 +184,8 @@ class PartedRuns:
                     else:
                         self._submit_timed(part, stream, submit)
                     first = part.end
+                while not all(part.is_known for _, _, part in self._under_way):
+                    self._wait()
             except BaseException:
                 self._free += [(start, end) for start, end, _ in self._under_way]
                 self._under_way.clear()
@@ -222,8 +224,12 @@ class PartedRuns:
                 return part
             if part.is_known and len(self._under_way) < MAX_LAUNCHES_AHEAD:
                 return part
-            check(self._driver.cuEventSynchronize(self._under_way[0][1]), f"a part of kernel '{self._times.name}'")
-            self._take()
+            self._wait()
+
+    def _wait(self) -> None:
+        """Wait for the oldest launch."""
+        check(self._driver.cuEventSynchronize(self._under_way[0][1]), f"a part of kernel '{self._times.name}'")
+        self._take()
 
     def _submit_timed(self, part: Part, stream: Any, submit: Callable[[Part], None]) -> None:
         start, end = self._free.pop() if self._free else (self._event(), self._event())
