@@ -13,7 +13,7 @@ from harness import MAX_UNKNOWN, bits, copies
 from programs import random_options, random_program
 from test_kept import inputs_of as inputs_of_training
 from test_kept import keeper, looped, training
-from test_loops import cell, inputs_of, recurrence
+from test_loops import cell, inputs_of, nested, recurrence
 
 import trainkernel as tk
 from trainkernel import emulator
@@ -121,6 +121,41 @@ def test_only_the_outermost_loop_is_cut() -> None:
     for pieces in (0, 1):
         generated = prove(step.program, inputs, region_pieces=pieces)
         assert Segment(3, None, (2,)) in generated.segments
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_loops_in_a_loop(reverse: bool) -> None:
+    program = nested(reverse)
+    generated = prove(program, inputs_of(program))
+    assert Segment(3) in generated.segments
+
+
+def test_blocks_are_numbered_anew_by_each_launch() -> None:
+    """Where two blocks share a multiprocessor, tiles of a loop go by numbers that each launch finds for itself."""
+    body = ProgramBuilder()
+    w, carry = body.input("w", (64, 64), "bfloat16"), body.input("carry", (128, 64), "bfloat16")
+    after = body.op("tanh", body.op("mm", carry, w), name="after")
+    step = body.build([after, body.op("sum", after, dims=(0,), dtype="float32")])
+    b = ProgramBuilder()
+    operands = [b.input("w", (64, 64), "bfloat16"), b.input("start", (128, 64), "bfloat16")]
+    program = b.build(b.loop(step, operands, num_carry=1, length=3))
+    generated = prove(program, inputs_of(program), region_pieces=0, blocks_per_sm=2)
+    assert "tk_spread_block<" in generated.source
+
+
+def test_a_table_of_arrays() -> None:
+    """With many arrays the parameter block has one pointer to all; the launch's ticks come after it."""
+    b = ProgramBuilder()
+    inputs = [b.input(f"x{number}", (3,)) for number in range(500)]
+    body = ProgramBuilder()
+    total, x = body.input("total", (3,)), body.input("x", (3,))
+    step = body.build([body.op("add", body.op("mul", total, 0.5), x)])
+    start = inputs[0]
+    for other in inputs[1:]:
+        start = b.op("add", start, other)
+    program = b.build(b.loop(step, [start, b.input("xs", (4, 3))], num_carry=1, num_xs=1, length=4))
+    generated = prove(program, inputs_of(program), cuts=(1, [2, 1]))
+    assert generated.uses_tensor_table and generated.ticks_offset_bytes == 24
 
 
 def test_a_program_without_loops_is_cut_between_stages() -> None:
