@@ -127,6 +127,8 @@ class StubGenerated:
     uses_tensor_table: bool = False
     entry: str = "trainkernel_step"
     tasks: tuple[Any, ...] = ()
+    segments: tuple[Any, ...] = ()
+    ticks_offset_bytes: int | None = None
     schedule: str = "the schedule"
     plan: str = "the plan"
 

@@ -49,7 +49,7 @@ def step_in_numpy(program: Program, inputs: Any) -> tuple[np.ndarray[Any, Any], 
     return new_w, new_w[::-1].copy()
 
 
-def emulated(generated: Any, inputs: Any, *, barrier_timeout_ns: int = 0) -> Any:
+def emulated(generated: Any, inputs: Any, *, barrier_timeout_ns: int = 0, ticks_per_launch: Any = None) -> Any:
     assert generated.source == STEP_SOURCE
     new_w, flipped = step_in_numpy(generated.program, inputs)
     inputs[1][...] = new_w

@@ -132,11 +132,27 @@ def test_a_kernel_of_a_host_device_is_found_and_runs(count: Counter) -> None:
     assert count.compiled == 1
 
 
+def test_the_time_of_a_launch_is_no_part_of_the_key(count: Counter) -> None:
+    def build(**options: Any) -> Any:
+        kernel = tk.compile(program(), arch=ARCH, **options)
+        assert kernel.cubin
+        return kernel
+
+    plain = build()
+    assert build(max_launch_ms=None).cubin == plain.cubin
+    assert count.generated == 1
+    first = build(max_launch_ms=5)
+    assert build(max_launch_ms=50.0)._facts == LaunchFacts.of(first.stats) != LaunchFacts.of(plain.stats)
+    assert count.generated == 2
+
+
 def test_facts_survive_json() -> None:
     for make in SAMPLES.values():
         sample = make()
-        facts = LaunchFacts.of(codegen.generate(sample.program, **sample.options))
-        assert LaunchFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
+        for parts in (None, True):
+            facts = LaunchFacts.of(codegen.generate(sample.program, parts=parts, **sample.options))
+            assert LaunchFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
+            assert bool(facts.segments) == bool(parts)
 
 
 # ---------------------------------------------------------------------------- the key
@@ -316,6 +332,11 @@ def test_a_damaged_entry_is_a_miss_and_is_replaced(
         {"tasks": [["0", "name"]]},
         {"tasks": [[0, 1]]},
         {"inplace_outputs": {"0": 0}},
+        {"segments": [[1]]},
+        {"segments": [[None, None]]},
+        {"segments": [[1, 2]]},
+        {"segments": [[1, None, "3"]]},
+        {"ticks_offset_bytes": "8"},
         {"one more": 1},
     ],
 )

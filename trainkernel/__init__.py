@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from trainkernel.derivatives import grad, jvp, linearize, stop_gradient, value_and_grad, vjp
     from trainkernel.jacobians import hessian, jacfwd, jacrev
     from trainkernel.jitted import DonationWarning, jit
+    from trainkernel.runtime.parts import LaunchTimeWarning
     from trainkernel.scanning import cond, fori_loop, scan, while_loop
     from trainkernel.shape_structs import ShapeDtypeStruct, eval_shape
     from trainkernel.trace import Array
@@ -55,6 +56,7 @@ __all__ = [
     "EmulatorError",
     "Kernel",
     "LaunchError",
+    "LaunchTimeWarning",
     "Loop",
     "Operation",
     "OptionError",
@@ -111,6 +113,7 @@ _LAZY_ATTRIBUTES = {
     "Array": "trace",
     "DonationWarning": "jitted",
     "Kernel": "compiler",
+    "LaunchTimeWarning": "runtime.parts",
     "ReferenceWarning": "compiler",
     "ShapeDtypeStruct": "shape_structs",
     "checkpoint": "custom_rules",

@@ -41,6 +41,7 @@ def compile(
     device: str | None = None,
     arch: str | None = None,
     barrier_timeout_ms: float | None = None,
+    max_launch_ms: float | None = None,
     tune: bool = False,
     **options: Any,
 ) -> Kernel:
@@ -59,6 +60,13 @@ def compile(
     barrier_timeout_ms : float, optional
         On a GPU: a barrier not passed in that time ends the kernel and is reported by ``check`` of
         a bound launch and by a call, which then waits for the launch. None: barriers wait for ever.
+    max_launch_ms : float, optional
+        On a GPU: a run is cut, between stages and between the steps of loops at the top, into launches that take
+        less than so many milliseconds, with the bits of one launch. The first run measures what a stage and a step
+        take and waits for that; each launch is planned to take half of what it may. A stage or a step that alone
+        takes longer is run, and told once by a ``LaunchTimeWarning``. A call returns when all but the last four
+        launches are done. In the emulator the launches have 1, 2, 4, ... stages and steps; the reference has none.
+        The source has no host entry in C then. None: a run is one launch.
     tune : bool
         On a GPU: measure what the cost model could have chosen otherwise, and take the fastest. That compiles
         up to ten kernels, once: the choice is kept in the cache, by the device's name. ``kernel.tuning`` tells
@@ -85,6 +93,11 @@ def compile(
         if option not in known:
             raise OptionError(f"unknown option {option!r}; known: {', '.join(known)}")
     timeout_ns = _timeout_ns(barrier_timeout_ms)
+    if max_launch_ms is not None:
+        _check_milliseconds("max_launch_ms", max_launch_ms)
+        if options.get("parts") is False:
+            raise OptionError("max_launch_ms needs launches of a part of a run, and parts=False rules them out")
+        options["parts"] = True
     asked = frozenset(option for option, value in options.items() if value is not None)
     if arch is not None:
         nvrtc.check_arch(arch)
@@ -107,13 +120,13 @@ def compile(
         options["inplace_outputs"] = dict(options["inplace_outputs"])  # as it is now
     if facts is not None:
         assert arch is not None
-        return _on_gpu(program, facts, arch, timeout_ns, options, asked if tune else None)
+        return _on_gpu(program, facts, arch, timeout_ns, max_launch_ms, options, asked if tune else None)
     if tune:
         raise OptionError(f"tune=True measures kernels on a GPU, and this one is for {name or 'an architecture alone'}")
     cached, stats = _find(program, arch, options)
     if name is None:
         return Kernel(program, stats, None, arch, cached)
-    return HostKernel(program, stats, name, arch, timeout_ns, cached)
+    return HostKernel(program, stats, name, arch, timeout_ns, cached, max_launch_ms)
 
 
 def _on_gpu(
@@ -121,6 +134,7 @@ def _on_gpu(
     facts: driver.DeviceFacts,
     arch: str,
     timeout_ns: int,
+    max_launch_ms: float | None,
     options: Mapping[str, Any],
     tuned_beside: frozenset[str] | None,
 ) -> GpuKernel:
@@ -128,7 +142,7 @@ def _on_gpu(
 
     def build(more: Mapping[str, Any]) -> GpuKernel:
         cached, stats = _find(program, arch, {**options, **more})
-        return GpuKernel(program, stats, facts.index, arch, timeout_ns, cached)
+        return GpuKernel(program, stats, facts.index, arch, timeout_ns, cached, max_launch_ms)
 
     if tuned_beside is None:
         return build({})
@@ -225,6 +239,10 @@ def _check_target(target: Any, arch: str) -> None:
 def _timeout_ns(milliseconds: float | None) -> int:
     if milliseconds is None:
         return 0
-    if isinstance(milliseconds, bool) or not isinstance(milliseconds, (int, float)) or not 0 < milliseconds < 1e9:
-        raise OptionError(f"barrier_timeout_ms must be None or a positive number of milliseconds, got {milliseconds!r}")
+    _check_milliseconds("barrier_timeout_ms", milliseconds)
     return max(1, int(milliseconds * 1e6))
+
+
+def _check_milliseconds(option: str, milliseconds: Any) -> None:
+    if isinstance(milliseconds, bool) or not isinstance(milliseconds, (int, float)) or not 0 < milliseconds < 1e9:
+        raise OptionError(f"{option} must be None or a positive number of milliseconds, got {milliseconds!r}")

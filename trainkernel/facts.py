@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -42,6 +42,29 @@ class TaskInfo:
 
 
 @dataclass(frozen=True)
+class Segment:
+    """Neighbouring ticks of a run that are alike: a stage, which is one tick, or the steps of a loop at the top.
+
+    Attributes
+    ----------
+    length : int or None
+        How many ticks.
+    scalar : int or None
+        Where ``length`` is None: the index of the scalar input that says it.
+    inner : tuple of int
+        Indices of the scalar inputs that are lengths of loops inside of a step.
+    """
+
+    length: int | None
+    scalar: int | None = None
+    inner: tuple[int, ...] = ()
+
+    def num_ticks(self, values: Mapping[int, Any] | Sequence[Any]) -> int:
+        """The ticks, with the values of the scalar inputs by input index."""
+        return int(values[self.scalar]) if self.length is None else self.length  # type: ignore[index]
+
+
+@dataclass(frozen=True)
 class LaunchFacts:
     """The part of a ``GeneratedKernel`` that the runtime reads; its attributes have the same names there.
 
@@ -53,6 +76,10 @@ class LaunchFacts:
         Layout of the parameter block.
     tasks : tuple of TaskInfo
         For the messages of a barrier timeout.
+    segments : tuple of Segment
+        All ticks of a run, of which a launch runs a part; empty without the option ``parts``.
+    ticks_offset_bytes : int or None
+        Where the parameter block has the launch's first tick and, 8 bytes after it, the tick before which it ends.
     """
 
     entry: str
@@ -69,6 +96,8 @@ class LaunchFacts:
     scalars: tuple[ScalarSlot, ...]
     tasks: tuple[TaskInfo, ...]
     inplace_outputs: Mapping[int, int]
+    segments: tuple[Segment, ...]
+    ticks_offset_bytes: int | None
 
     @staticmethod
     def of(generated: Any) -> LaunchFacts:
@@ -83,6 +112,7 @@ class LaunchFacts:
             "scalars": [[s.index, s.name, s.dtype, s.offset_bytes, s.maximum] for s in self.scalars],
             "tasks": [[task.stage, task.name, *task.operations] for task in self.tasks],
             "inplace_outputs": [list(pair) for pair in self.inplace_outputs.items()],
+            "segments": [[one.length, one.scalar, *one.inner] for one in self.segments],
         }
 
     @staticmethod
@@ -94,7 +124,7 @@ class LaunchFacts:
         ValueError
             If it is anything else.
         """
-        if not isinstance(data, dict) or set(data) != {*_PLAIN, "slots", "scalars", "tasks", "inplace_outputs"}:
+        if not isinstance(data, dict) or set(data) != {*_PLAIN, *_ROWS}:
             raise ValueError("these are no launch facts")
         for name, kinds in _PLAIN.items():
             _check(data[name], kinds)
@@ -104,10 +134,14 @@ class LaunchFacts:
             scalars=tuple(ScalarSlot(*row) for row in _rows(data["scalars"], (int, str, str, int, _OPTIONAL_INT))),
             tasks=tuple(TaskInfo(stage, name, tuple(names)) for stage, name, *names in _tasks(data["tasks"])),
             inplace_outputs=dict(_rows(data["inplace_outputs"], (int, int))),
+            segments=tuple(
+                Segment(length, scalar, tuple(inner)) for length, scalar, *inner in _segments(data["segments"])
+            ),
         )
 
 
 _OPTIONAL_INT = (int, type(None))
+_ROWS = ("slots", "scalars", "tasks", "inplace_outputs", "segments")
 _PLAIN: Mapping[str, Any] = {
     "entry": str,
     "threads_per_block": int,
@@ -119,6 +153,7 @@ _PLAIN: Mapping[str, Any] = {
     "grid_barriers": int,
     "params_bytes": int,
     "uses_tensor_table": bool,
+    "ticks_offset_bytes": _OPTIONAL_INT,
 }
 
 
@@ -146,4 +181,16 @@ def _tasks(rows: Any) -> list[list[Any]]:
         _check(row[0] if row else None, int)
         if len(row) < 2 or not all(isinstance(name, str) for name in row[1:]):
             raise ValueError(f"launch facts hold a task {row!r}")
+    return list(rows)
+
+
+def _segments(rows: Any) -> list[list[Any]]:
+    _check(rows, list)
+    for row in rows:
+        _check(row, list)
+        kinds = (_OPTIONAL_INT, _OPTIONAL_INT, *(int for _ in row[2:]))
+        if len(row) < 2 or (row[0] is None) == (row[1] is None):
+            raise ValueError(f"launch facts hold a segment {row!r}")
+        for value, kind in zip(row, kinds, strict=True):
+            _check(value, kind)
     return list(rows)

@@ -62,7 +62,8 @@ def jit(
     device : str, optional
         As for ``trainkernel.compile``.
     **options
-        Those of ``trainkernel.compile``, but ``inplace_outputs``: donated arguments say that.
+        Those of ``trainkernel.compile``, such as ``max_launch_ms``, but not ``inplace_outputs``: donated arguments
+        say that.
 
     Arrays that the function closes over are constants, as they are when it is traced. Host arrays
     with negative strides, such as ``x[::-1]``, are copied at each call.

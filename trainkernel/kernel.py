@@ -18,8 +18,12 @@ from trainkernel.runtime.dlpack import as_numpy, framework_of
 from trainkernel.runtime.export import allocate, copy_into, deliver, record_use
 from trainkernel.runtime.launch import BoundLaunch, LaunchPlan
 from trainkernel.runtime.module import LoadedKernel, ResourceUsage, load
+from trainkernel.runtime.parts import TickTimes
 from trainkernel.runtime.scalars import find_scalar, scalars_by_key
 from trainkernel.runtime.streams import LEGACY_STREAM, current_stream_getter, current_stream_owner, stream_handle
+
+_EMULATED_PARTS = tuple(2**exponent for exponent in range(31))
+"""The ticks of the launches of a run with ``max_launch_ms`` in the emulator, which has no time to measure."""
 
 
 class Kernel:
@@ -182,10 +186,12 @@ class HostKernel(Kernel):
         arch: str | None,
         barrier_timeout_ns: int = 0,
         cached: CachedProgram | None = None,
+        max_launch_ms: float | None = None,
     ) -> None:
         super().__init__(program, stats, device, arch, cached)
         self._signature = signature_of(program, self._facts.inplace_outputs)
         self._barrier_timeout_ns = barrier_timeout_ns
+        self._ticks_per_launch = None if max_launch_ms is None else _EMULATED_PARTS
 
     def __call__(self, *inputs: Any, stream: Any = None) -> tuple[Any, ...]:
         self._refuse_stream(stream)
@@ -220,7 +226,10 @@ class HostKernel(Kernel):
         from trainkernel.emulator import emulate
 
         outputs: Sequence[np.ndarray[Any, Any]] = emulate(
-            self.stats, values, barrier_timeout_ns=self._barrier_timeout_ns
+            self.stats,
+            values,
+            barrier_timeout_ns=self._barrier_timeout_ns,
+            ticks_per_launch=self._ticks_per_launch,
         ).outputs
         return outputs
 
@@ -277,6 +286,7 @@ class GpuKernel(Kernel):
         arch: str,
         barrier_timeout_ns: int,
         cached: CachedProgram | None = None,
+        max_launch_ms: float | None = None,
     ) -> None:
         super().__init__(program, stats, f"cuda:{index}", arch, cached)
         facts = self._facts
@@ -309,6 +319,9 @@ class GpuKernel(Kernel):
             scalars=self._signature.scalars,
             barrier_timeout_ns=barrier_timeout_ns,
             describe_stage=lambda stage: describe_stage(facts, stage),
+            segments=facts.segments,
+            ticks_offset_bytes=facts.ticks_offset_bytes,
+            times=None if max_launch_ms is None else TickTimes(max_launch_ms, facts.entry),
         )
         self._launcher: BoundLaunch | None = None
         self._launcher_lock = threading.Lock()

@@ -24,7 +24,7 @@ ALLOWED_INTS: Mapping[str, tuple[int, ...]] = MappingProxyType(
     }
 )
 PRECISIONS = ("highest", "tf32")
-SWITCHES = ("fuse_pointwise", "fuse_epilogues", "split_k_gemv", "inline_input_casts", "stamps")
+SWITCHES = ("fuse_pointwise", "fuse_epilogues", "split_k_gemv", "inline_input_casts", "stamps", "parts")
 MAX_BLOCKS_LIMIT = 2**31 - 1
 
 
@@ -57,6 +57,9 @@ class Options:
         lets tensor cores multiply operands rounded to TF32's 11 bits.
     stamps : bool or None
         Whether block 0 writes down when it reaches each stage and each part of a region.
+    parts : bool or None
+        Whether a launch runs the stages and steps that its arguments name, so that a run may be several launches;
+        ``tk.compile(..., max_launch_ms=...)`` sets it. Not together with ``stamps``.
     """
 
     blocks_per_sm: int | None = None
@@ -72,6 +75,7 @@ class Options:
     region_pieces: int | None = None
     precision: str | None = None
     stamps: bool | None = None
+    parts: bool | None = None
 
     @property
     def threads(self) -> int:
@@ -121,6 +125,10 @@ def check_options(values: Mapping[str, Any]) -> Options:
                 raise OptionError(f"option max_blocks must be 1 to {MAX_BLOCKS_LIMIT}, got {value}")
         elif value not in ALLOWED_INTS[name]:
             raise OptionError(f"option {name} must be one of {describe_choices(name)}, got {value}")
+    if values.get("stamps") and values.get("parts"):
+        raise OptionError(
+            "options stamps and parts (max_launch_ms) exclude each other: time stamps are those of a whole launch"
+        )
     return Options(**values)
 
 

@@ -34,6 +34,7 @@ def generate(
     region_pieces: int | None = None,
     precision: str | None = None,
     stamps: bool | None = None,
+    parts: bool | None = None,
     inplace_outputs: Mapping[int, int] | None = None,
 ) -> GeneratedKernel:
     """Generate the kernel of a Program; needs neither a GPU nor a toolkit.
@@ -75,6 +76,7 @@ def generate(
             "region_pieces": region_pieces,
             "precision": precision,
             "stamps": stamps,
+            "parts": parts,
         }
     )
     inplace = check_inplace_outputs(program, inplace_outputs)

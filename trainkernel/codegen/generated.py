@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trainkernel.facts import ScalarSlot, Slot, TaskInfo
+from trainkernel.facts import ScalarSlot, Segment, Slot, TaskInfo
 from trainkernel.ir import Program
 from trainkernel.memory import MemoryPlan
 from trainkernel.schedule import Schedule
@@ -63,6 +63,8 @@ class GeneratedKernel:
     stamps : tuple of str
         What each time stamp comes before, after the four of start and end; they fill the end of the
         workspace. Empty without the option ``stamps``.
+    segments, ticks_offset_bytes
+        What a launch may run a part of, and where its arguments are; see ``LaunchFacts``.
     """
 
     program: Program
@@ -92,6 +94,8 @@ class GeneratedKernel:
     regions: tuple[Region, ...]
     unplanned_bytes: int = 0
     stamps: tuple[str, ...] = ()
+    segments: tuple[Segment, ...] = ()
+    ticks_offset_bytes: int | None = None
 
     def __str__(self) -> str:
         names = (

@@ -11,6 +11,7 @@ from trainkernel.block_ranges import BlockRange, block_ranges, share_of
 from trainkernel.codegen.alike import Family, SharedFunction, find_families, share_functions
 from trainkernel.codegen.generated import GeneratedKernel, Region, ScalarSlot, Slot, TaskInfo
 from trainkernel.codegen.host_entry import HostEntryDescription, HostScalar, HostTensor, emit_host_entry
+from trainkernel.codegen.parts import NO_HOST_ENTRY, find_segments, first_ticks, loop_of, runs, step_range
 from trainkernel.codegen.regions import Fetch, emit_rounded, plan_fetches, plan_kept
 from trainkernel.codegen.tasks import TaskFunction, emit_task, emit_uniform
 from trainkernel.codegen.text import block, comment
@@ -18,7 +19,7 @@ from trainkernel.dtypes import DTYPES
 from trainkernel.ir import Loop, Program, ScalarSpec, TensorSpec, length_limits
 from trainkernel.memory import Frame, MemoryPlan, Scope, Storage
 from trainkernel.product_plans import ProductPlan
-from trainkernel.schedule import BlockRegion, Schedule, Stage, Task, runs_whole
+from trainkernel.schedule import BlockRegion, LoopSchedule, Schedule, Stage, Task, runs_whole
 from trainkernel.stamps import NUM_CLOCK_STAMPS, stamps_bytes
 from trainkernel.target import RESERVED_SHARED_BYTES
 
@@ -52,6 +53,7 @@ _TEMPLATES = (
     "bulk",
     "stamps",
     "spread",
+    "parts",
     "functions",
     "typed",
     "reduce_more",
@@ -68,16 +70,17 @@ _INDENT = "  "
 
 @dataclass(frozen=True)
 class ParameterLayout:
-    """The parameter block: workspace, barrier timeout, pointers (or one pointer table), scalars."""
+    """The parameter block: workspace, barrier timeout, pointers (or one pointer table), scalars, the launch's ticks."""
 
     slots: tuple[Slot, ...]
     scalars: tuple[ScalarSlot, ...]
     uses_table: bool
     size_bytes: int
+    ticks_offset_bytes: int | None = None
 
 
-def layout_parameters(program: Program, inplace_outputs: Mapping[int, int]) -> ParameterLayout:
-    """The parameter block of a program."""
+def layout_parameters(program: Program, inplace_outputs: Mapping[int, int], parts: bool = False) -> ParameterLayout:
+    """The parameter block of a program; with ``parts``, its launches are told their first and last ticks."""
     slots = [
         Slot("input", index, spec.buffer, _itemsize(spec.dtype))
         for index, spec in enumerate(program.inputs)
@@ -96,7 +99,10 @@ def layout_parameters(program: Program, inplace_outputs: Mapping[int, int]) -> P
         if isinstance(scalar, ScalarSpec):
             scalars.append(ScalarSlot(index, scalar.buffer, scalar.dtype, offset, lengths.get(scalar.buffer)))
             offset += 4
-    return ParameterLayout(tuple(slots), tuple(scalars), uses_table, -(-offset // 8) * 8)
+    size_bytes = -(-offset // 8) * 8
+    if parts:
+        return ParameterLayout(tuple(slots), tuple(scalars), uses_table, size_bytes + 16, size_bytes)
+    return ParameterLayout(tuple(slots), tuple(scalars), uses_table, size_bytes)
 
 
 def _itemsize(dtype: str) -> int:
@@ -112,7 +118,7 @@ class _Body:
 
     ``num_blocks`` are to be expected, ``block`` is the expression of a block's number. ``emitted`` are the functions
     of the tasks that run by themselves, by the tasks' identities; ``shared`` serves them; ``places`` are ids and
-    stages of functions that were registered.
+    stages of functions that were registered; ``ticks`` the first ticks of the stages at the top, if launches run parts.
     """
 
     program: Program
@@ -135,6 +141,7 @@ class _Body:
     spread_offset: int | None = None
     stamps_offset: int | None = None
     stamps: list[str] = field(default_factory=list)
+    ticks: list[str] = field(default_factory=list)
 
     # Expressions behind storages -----------------------------------------------------------
 
@@ -205,19 +212,30 @@ class _Body:
 
     def schedule(self, frame: Frame, indent: str) -> None:
         plan = frame.plan
-        for stage, scope, early in zip(frame.schedule.stages, plan.barriers, plan.early, strict=True):
+        ticks = self.ticks if frame.parent is None else []
+        for place, (stage, scope) in enumerate(zip(frame.schedule.stages, plan.barriers, strict=True)):
             number = self.num_stages
             self.num_stages += 1
             fetches = {
-                id(task): plan_fetches(task.region, frame, self.tensor, f"tk_copies_{number}", early)
+                id(task): plan_fetches(task.region, frame, self.tensor, f"tk_copies_{number}", plan.early[place])
                 for task in stage.tasks
                 if task.region is not None
             }
-            self.barrier(scope, number, indent, self.early_calls(stage, fetches, frame))
+            early = self.early_calls(stage, fetches, frame)
+            title = ["", f"{indent}{comment(_stage_title(number, stage))}"]
+            if ticks and loop_of(stage) is None:
+                self.lines += [*title, f"{indent}if ({runs(ticks[place])}) {{"]
+                self.barrier(scope, number, indent + _INDENT, early)
+                self.stage(stage, fetches, number, frame, indent + _INDENT)
+                self.lines.append(f"{indent}}}")
+                continue
+            self.barrier(scope, number, indent, early)
             self.stamp(f"stage {number}", indent)
-            self.lines.append("")
-            self.lines.append(f"{indent}{comment(_stage_title(number, stage))}")
-            self.stage(stage, fetches, number, frame, indent)
+            self.lines += title
+            if ticks:
+                self.part_of_loop(stage, number, ticks[place], frame, indent)
+            else:
+                self.stage(stage, fetches, number, frame, indent)
 
     def stage(
         self, stage: Stage, fetches: Mapping[int, list[list[Fetch]]], number: int, frame: Frame, indent: str
@@ -237,7 +255,7 @@ class _Body:
             if isinstance(one, Family):
                 self.family(one, number, offset, blocks, frame, indent)
             elif one.loop is not None:
-                self.loop(one, frame, indent)
+                self.loop(one.loop, frame, indent, "0", self.length(one.loop, frame))
                 continue
             elif one.region is not None:
                 self.region(one.region, fetches[id(one)], number, frame, indent)
@@ -435,22 +453,34 @@ class _Body:
         self.lines += [f"{indent}}}"] * (2 if slices > 1 else 1)
         self.shared_in_use = self.shared_bytes > 0
 
-    def loop(self, task: Task, frame: Frame, indent: str) -> None:
-        assert task.loop is not None
-        loop, inner = task.loop.loop, frame.inside(task.loop)
-        length = str(loop.length)
-        if isinstance(loop.length, str):
-            length = self.scalar(frame.storage(loop.length))
+    def length(self, loop: LoopSchedule, frame: Frame) -> str:
+        """The C expression of a loop's length."""
+        length = loop.loop.length
+        return self.scalar(frame.storage(length)) if isinstance(length, str) else str(length)
+
+    def part_of_loop(self, stage: Stage, number: int, tick: str, frame: Frame, indent: str) -> None:
+        """The steps of a loop at the top that a launch runs; what stays near does so from its first to its last."""
+        loop = loop_of(stage)
+        assert loop is not None
+        self.lines += step_range(tick, self.length(loop, frame), number, indent)
+        self.lines.append(f"{indent}if (first_{number} < end_{number}) {{")
+        self.loop(loop, frame, indent + _INDENT, f"first_{number}", f"end_{number}")
+        self.lines.append(f"{indent}}}")
+        self.shared_in_use = True  # where no step ran, that of the stage before may be
+
+    def loop(self, scheduled: LoopSchedule, frame: Frame, indent: str, first: str, end: str) -> None:
+        """The steps of a loop from ``first`` to before ``end``."""
+        loop, inner = scheduled.loop, frame.inside(scheduled)
         counter = f"count_{inner.depth - 1}"
-        step = f"{length} - 1 - {counter}" if loop.reverse else counter
-        keeper = task.loop.keeper
+        step = f"{self.length(scheduled, frame)} - 1 - {counter}" if loop.reverse else counter
+        keeper = scheduled.keeper
         carries, constants = (
             plan_kept(keeper, inner, self.tensor, f"tk_copies_{self.num_stages}") if keeper is not None else ([], [])
         )
         self.fetch_kept([*carries, *constants], frame, indent)
         self.lines += [
             "#pragma unroll 1",
-            f"{indent}for (int {counter} = 0; {counter} < {length}; ++{counter}) {{",
+            f"{indent}for (int {counter} = {first}; {counter} < {end}; ++{counter}) {{",
             f"{indent}{_INDENT}const int {inner.step_name} = {step};",
         ]
         self.shared_in_use |= inner.plan.back_edge is None  # an iteration may follow another directly
@@ -500,7 +530,7 @@ def _stage_title(number: int, stage: Stage) -> str:
 
 def assemble(program: Program, schedule: Schedule, plan: MemoryPlan) -> GeneratedKernel:
     """Emit the source of a scheduled and planned program."""
-    layout = layout_parameters(program, schedule.inplace_outputs)
+    layout = layout_parameters(program, schedule.inplace_outputs, bool(schedule.options.parts))
     threads = schedule.options.threads
     max_work_blocks = max((stage.num_pieces for stage in _all_stages(schedule)), default=1)
     max_work_blocks = max(1, max_work_blocks)
@@ -513,6 +543,10 @@ def assemble(program: Program, schedule: Schedule, plan: MemoryPlan) -> Generate
     if schedule.options.stamps:
         body.stamps_offset = workspace_bytes
     frame = Frame.outermost(schedule, plan)
+    segments = find_segments(frame) if schedule.options.parts else ()
+    if segments:
+        body.templates.add("parts")
+        body.ticks = first_ticks(segments, lambda index: f"p.scalar_{program.inputs[index].buffer}")
     body.emit_tasks(frame)
     body.shared = share_functions(body.emitted.values())
     body.spread()
@@ -563,7 +597,7 @@ def assemble(program: Program, schedule: Schedule, plan: MemoryPlan) -> Generate
             "",
             "#else",
             "",
-            emit_host_entry(host),
+            NO_HOST_ENTRY if schedule.options.parts else emit_host_entry(host),
             "#endif",
             "",
         ]
@@ -596,6 +630,8 @@ def assemble(program: Program, schedule: Schedule, plan: MemoryPlan) -> Generate
         tasks=tuple(body.tasks),
         unplanned_bytes=workspace_bytes - plan.workspace_bytes,
         stamps=tuple(body.stamps),
+        segments=segments,
+        ticks_offset_bytes=layout.ticks_offset_bytes,
         regions=tuple(
             Region(name, entry.offset_bytes, entry.size_bytes, entry.first_stage, entry.last_stage)
             for name, entry in plan.all_entries()
@@ -729,6 +765,8 @@ def _params_struct(layout: ParameterLayout) -> list[str]:
             name = f"in_{slot.name}" if slot.kind == "input" else f"out_{slot.index}"
             lines.append(f"  void* {name};")
     lines += [f"  {'int' if slot.dtype == 'int32' else 'float'} scalar_{slot.name};" for slot in layout.scalars]
+    if layout.ticks_offset_bytes is not None:
+        lines += ["  long long first_tick;  // of those that this launch runs", "  long long end_tick;"]
     lines.append("};")
     return lines
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 
 from trainkernel.dtypes import dtype_of
 from trainkernel.emulator.compiler import EmulatedKernel, compile_sources
-from trainkernel.emulator.launch import Counters, Region, launch
+from trainkernel.emulator.launch import Counters, LaunchResult, Region, WrittenBytes, launch
 from trainkernel.emulator.report import Names, check_reports
 from trainkernel.errors import ArgumentError, EmulatorError, LaunchError, OptionError
 
@@ -23,6 +24,7 @@ _GUARD = 0xA5
 _POISON = 0xFF
 _MAX_KERNELS = 512
 _IDLE_ROUND_NS = 1_000_000
+_ALL_TICKS = 2**62
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,15 @@ class EmulationResult:
     outputs : tuple of numpy.ndarray
         All program outputs in order; an in-place one is the caller's own array.
     counters : Counters
+        Of all launches: barriers are added up; of a task's blocks and the bytes of the arena, those of the launch
+        with the most.
+    num_launches : int
+        More than one, or none, with ``ticks_per_launch``.
     """
 
     outputs: tuple[np.ndarray[Any, Any], ...]
     counters: Counters
+    num_launches: int = 1
 
 
 class _Memory:
@@ -202,8 +209,10 @@ def _workspace_regions(generated: Any, workspace: _Memory) -> list[Region]:
     return regions
 
 
-def _pack_params(generated: Any, inputs: Sequence[Any], bound: _Bound, barrier_timeout_ns: int) -> bytes:
-    """The bytes of ``TkParams``."""
+def _pack_params(
+    generated: Any, inputs: Sequence[Any], bound: _Bound, barrier_timeout_ns: int, part: tuple[int, int]
+) -> bytes:
+    """The bytes of ``TkParams``; ``part`` are the launch's first tick and that before which it ends."""
     params = bytearray(max(int(generated.params_bytes), 16))
     pointers = [_address(bound.table)] if bound.table is not None else bound.pointers
     struct.pack_into(f"<QQ{len(pointers)}Q", params, 0, bound.workspace.address, barrier_timeout_ns, *pointers)
@@ -213,7 +222,34 @@ def _pack_params(generated: Any, inputs: Sequence[Any], bound: _Bound, barrier_t
             struct.pack_into("<f", params, scalar.offset_bytes, np.float32(value))
         else:
             struct.pack_into("<i", params, scalar.offset_bytes, int(value))
+    if getattr(generated, "ticks_offset_bytes", None) is not None:
+        struct.pack_into("<qq", params, generated.ticks_offset_bytes, *part)
     return bytes(params)
+
+
+def _parts(
+    generated: Any, inputs: Sequence[Any], ticks_per_launch: int | Sequence[int] | None
+) -> list[tuple[int, int]]:
+    """The first tick of each launch, and that before which it ends."""
+    if ticks_per_launch is None:
+        return [(0, _ALL_TICKS)]
+    counts = [ticks_per_launch] if isinstance(ticks_per_launch, int) else list(ticks_per_launch)
+    if not counts or any(isinstance(count, bool) or not isinstance(count, int) or count < 1 for count in counts):
+        raise OptionError(
+            f"ticks_per_launch must be an integer of at least 1, or a list of such integers, got {ticks_per_launch!r}"
+        )
+    if generated.ticks_offset_bytes is None:
+        raise OptionError("ticks_per_launch: this kernel runs as one launch; generate it with parts=True")
+    return list(_cut(sum(segment.num_ticks(inputs) for segment in generated.segments), counts))
+
+
+def _cut(num_ticks: int, counts: Sequence[int]) -> Iterator[tuple[int, int]]:
+    first = 0
+    for count in cycle(counts):
+        if first >= num_ticks:
+            return
+        yield first, min(first + count, num_ticks)
+        first += count
 
 
 def emulate(
@@ -224,6 +260,7 @@ def emulate(
     order: str | int = "forward",
     check_races: bool = False,
     barrier_timeout_ns: int = 0,
+    ticks_per_launch: int | Sequence[int] | None = None,
 ) -> EmulationResult:
     """Compile the emitted source for the CPU and run it.
 
@@ -240,6 +277,9 @@ def emulate(
         Watch every access: races, bounds, uninitialised reads, unwritten outputs.
     barrier_timeout_ns : int
         As on the device, in the emulator's virtual time; 0 waits until a deadlock is certain.
+    ticks_per_launch : int or sequence of int, optional
+        Of a kernel generated with ``parts=True``: how many stages and steps of loops at the top each launch runs;
+        a sequence begins again at its end. Left out: one launch runs all.
 
     Raises
     ------
@@ -261,26 +301,46 @@ def emulate(
             f"barrier_timeout_ns must be an integer of at least 0 and 63 bits, got {barrier_timeout_ns!r}"
         )
     kernel = _compiled(generated, check_races)
+    parts = _parts(generated, inputs, ticks_per_launch)
     bound = _bind(generated, inputs)
-    result = launch(
-        kernel,
-        _pack_params(generated, inputs, bound, barrier_timeout_ns),
-        bound.regions,
-        num_blocks=num_blocks,
-        threads_per_block=generated.threads_per_block,
-        shared_bytes=generated.shared_bytes,
-        cluster_blocks=_cluster_blocks(generated),
-        order=order,
-        num_tasks=len(generated.tasks),
-        barrier_error_address=bound.workspace.address + 4,
-        # The kernel must see its own time-out before the emulator calls it a deadlock.
-        idle_rounds=200 + 2 * barrier_timeout_ns // _IDLE_ROUND_NS,
-    )
-    check_reports(result, Names(generated.tasks, generated.regions, bound.workspace.address))
-    _check_after(bound)
+    written = WrittenBytes() if len(parts) > 1 and check_races else None
+    results: list[LaunchResult] = []
+    for part in parts:
+        result = launch(
+            kernel,
+            _pack_params(generated, inputs, bound, barrier_timeout_ns, part),
+            # What a later launch is to write is not missing yet.
+            bound.regions if part is parts[-1] else [replace(region, output=False) for region in bound.regions],
+            num_blocks=num_blocks,
+            threads_per_block=generated.threads_per_block,
+            shared_bytes=generated.shared_bytes,
+            cluster_blocks=_cluster_blocks(generated),
+            order=order,
+            num_tasks=len(generated.tasks),
+            barrier_error_address=bound.workspace.address + 4,
+            # The kernel must see its own time-out before the emulator calls it a deadlock.
+            idle_rounds=200 + 2 * barrier_timeout_ns // _IDLE_ROUND_NS,
+            written=written,
+        )
+        check_reports(result, Names(generated.tasks, generated.regions, bound.workspace.address))
+        _check_after(bound)
+        results.append(result)
     for address, memory in bound.copies_back:
         ctypes.memmove(address, memory.address, memory.bytes.size)
-    return EmulationResult(tuple(bound.outputs), result.counters)
+    return EmulationResult(tuple(bound.outputs), _all_counters([one.counters for one in results]), len(results))
+
+
+def _all_counters(each: Sequence[Counters]) -> Counters:
+    """The counters of several launches."""
+    blocks = [one.task_blocks for one in each if one.task_blocks is not None]
+    return Counters(
+        grid_barriers=sum(one.grid_barriers for one in each),
+        block_barriers=sum(one.block_barriers for one in each),
+        task_blocks=tuple(map(max, *blocks)) if len(blocks) > 1 else blocks[0] if blocks else None,
+        arena_touched_bytes=max(
+            (one.arena_touched_bytes for one in each if one.arena_touched_bytes is not None), default=None
+        ),
+    )
 
 
 def _check_after(bound: _Bound) -> None:
@@ -305,6 +365,7 @@ def run(
     order: str | int = "forward",
     check_races: bool = False,
     barrier_timeout_ns: int = 0,
+    ticks_per_launch: int | Sequence[int] | None = None,
     **options: Any,
 ) -> tuple[np.ndarray[Any, Any], ...]:
     """Generate the kernel of a Program, run it on the CPU, and return its outputs.
@@ -322,6 +383,8 @@ def run(
         Watch every access: races, bounds, uninitialised reads, unwritten outputs.
     barrier_timeout_ns : int
         As on the device, in the emulator's virtual time; 0 waits until a deadlock is certain.
+    ticks_per_launch : int or sequence of int, optional
+        As for ``emulate``; the kernel is then generated with ``parts=True``.
     **options
         Those of ``trainkernel.codegen.generate``.
 
@@ -336,6 +399,8 @@ def run(
     from trainkernel.codegen import generate
     from trainkernel.runtime.dlpack import as_numpy
 
+    if ticks_per_launch is not None:
+        options["parts"] = True
     generated = generate(program, **options)
     checked = check_arguments(signature_of(program, generated.inplace_outputs), inputs, device=("cpu", 0))
     values = [
@@ -349,5 +414,6 @@ def run(
         order=order,
         check_races=check_races,
         barrier_timeout_ns=barrier_timeout_ns,
+        ticks_per_launch=ticks_per_launch,
     )
     return result.outputs

@@ -52,6 +52,7 @@ class _Region(ctypes.Structure):
         ("size", ctypes.c_uint64),
         ("flags", ctypes.c_uint32),
         ("unused", ctypes.c_uint32),
+        ("written", ctypes.c_void_p),
     ]
 
 
@@ -144,6 +145,20 @@ class Region:
             (self.output, _OUTPUT),
         )
         return sum(bit for on, bit in pairs if on)
+
+
+class WrittenBytes:
+    """Which bytes of some regions launches have written, for the launch that follows them."""
+
+    def __init__(self) -> None:
+        self._masks: dict[tuple[int, int], Any] = {}
+
+    def mask(self, region: Region) -> int:
+        """The address of a byte for each byte of a region."""
+        key = region.address, region.size_bytes
+        if key not in self._masks:
+            self._masks[key] = ctypes.create_string_buffer(region.size_bytes)
+        return ctypes.addressof(self._masks[key])
 
 
 @dataclass(frozen=True)
@@ -308,6 +323,7 @@ def launch(
     num_tasks: int = 0,
     barrier_error_address: int = 0,
     idle_rounds: int = 200,
+    written: WrittenBytes | None = None,
 ) -> LaunchResult:
     """Run the kernel's threads as fibers and return what was found.
 
@@ -327,6 +343,8 @@ def launch(
     idle_rounds : int
         Rounds in which every thread that can run only polls, without any change, after which
         the launch counts as deadlocked.
+    written : WrittenBytes, optional
+        What launches before this one wrote, in the same regions; this launch's bytes are added.
     """
     code, seed = parse_order(order)
     if num_blocks < 1 or threads_per_block < 1 or threads_per_block > 1024 or num_blocks % cluster_blocks:
@@ -336,7 +354,10 @@ def launch(
         )
     runtime = load_runtime()
     merged = _merge_regions(regions)
-    c_regions = (_Region * max(len(merged), 1))(*(_Region(r.address, r.size_bytes, r.flags, 0) for r in merged))
+    masks = [None if written is None else written.mask(region) for region in merged]
+    c_regions = (_Region * max(len(merged), 1))(
+        *(_Region(r.address, r.size_bytes, r.flags, 0, mask) for r, mask in zip(merged, masks, strict=True))
+    )
     c_params = ctypes.create_string_buffer(params, len(params) + 8)
     aligned = (ctypes.addressof(c_params) + 7) & ~7
     if aligned != ctypes.addressof(c_params):

@@ -1,7 +1,9 @@
 """Launches with everything prepared: one driver call each.
 
 A launch allocates nothing, waits for nothing and asks the driver nothing but which context is
-current, so it can be captured in a CUDA graph. What a captured launch uses must outlive the
+current, so it can be captured in a CUDA graph. With ``LaunchPlan.times`` a run is several launches,
+each of a bounded time (``runtime/parts.py``): the host waits while the time of a stage or step is
+not known, and for launches that would be too far behind it. What a captured launch uses must outlive the
 graph: keep the ``BoundLaunch``. The order of a graph's replays against other launches of the same
 ``BoundLaunch`` is the caller's, since they share its workspace.
 """
@@ -29,6 +31,7 @@ from trainkernel.runtime.driver import (
 )
 from trainkernel.runtime.memory import DeviceMemory, forget_event
 from trainkernel.runtime.module import LoadedKernel
+from trainkernel.runtime.parts import ALL_TICKS, Part, PartedRuns, Segment, TickTimes
 from trainkernel.runtime.scalars import ScalarField, find_scalar, scalars_by_key
 from trainkernel.runtime.streams import LEGACY_STREAM, current_stream_getter, current_stream_owner, stream_handle
 
@@ -57,6 +60,12 @@ class LaunchPlan:
         0: a barrier waits for ever.
     describe_stage : callable
         Names a stage for the message about a barrier that was not passed.
+    segments : tuple of Segment
+        The ticks of a run, if a launch can run a part of them.
+    ticks_offset_bytes : int or None
+        Where the parameter block says which ticks a launch runs.
+    times : TickTimes or None
+        Bounds the time of a launch; shared by all that launch the kernel. None: one launch runs all.
     """
 
     name: str
@@ -70,6 +79,9 @@ class LaunchPlan:
     scalars: tuple[ScalarField, ...] = ()
     barrier_timeout_ns: int = 0
     describe_stage: Callable[[int], str] = "stage {}".format
+    segments: tuple[Segment, ...] = ()
+    ticks_offset_bytes: int | None = None
+    times: TickTimes | None = None
 
 
 class BoundLaunch:
@@ -113,6 +125,9 @@ class BoundLaunch:
         self._kernel_params = (ctypes.c_void_p * 1)(ctypes.addressof(self._params))
         self._kernel_params_address = ctypes.addressof(self._kernel_params)
         struct.pack_into("<QQ", self._params, 0, self._workspace.pointer, plan.barrier_timeout_ns)
+        if plan.ticks_offset_bytes is not None:
+            struct.pack_into("<qq", self._params, plan.ticks_offset_bytes, 0, ALL_TICKS)
+        self._parts = None if plan.times is None else PartedRuns(self._driver, plan.times, plan.segments)
         self._fields = scalars_by_key(plan.scalars)
         self._pointers: tuple[int, ...] | None = None
         if pointers is not None:
@@ -162,7 +177,8 @@ class BoundLaunch:
     def launch(self, stream: Any = None) -> None:
         """Put one run of the kernel on a stream and return at once.
 
-        A launch on another stream than the last one waits, on the device, for the last one.
+        A launch on another stream than the last one waits, on the device, for the last one. A kernel
+        with ``max_launch_ms`` returns when all but the last few launches of its run are done.
 
         Parameters
         ----------
@@ -174,7 +190,8 @@ class BoundLaunch:
         Raises
         ------
         LaunchError
-            If the driver refuses the launch.
+            If the driver refuses the launch; or if the stream is being captured and a kernel with
+            ``max_launch_ms`` has not been measured yet.
         """
         with self._lock:
             context = self._get_context()[1]  # None if the driver refuses, as in a forked process
@@ -222,7 +239,10 @@ class BoundLaunch:
             for index, value in scalars.items():
                 field = self._fields[index]
                 struct.pack_into("4s", self._params, field.offset_bytes, field.pack_checked(value))
-            self._submit()
+            if self._parts is not None:
+                self._submit_parts(self._parts)
+            else:
+                self._submit()
             if owners is not None and not captured:
                 event = check(driver.cuEventCreate(int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)), "cuEventCreate")
                 check(driver.cuEventRecord(event, stream), "cuEventRecord")
@@ -271,6 +291,9 @@ class BoundLaunch:
             handle = stream_handle(stream)
             if handle != self._ready_handle:
                 self._set_stream(handle, stream)
+        if self._parts is not None:
+            self._submit_parts(self._parts)
+            return
         result = self._call(self._stream, self._kernel_params_address)
         if result[0] != self._success:
             self._raise_launch_error(result[0])
@@ -279,6 +302,25 @@ class BoundLaunch:
         result = self._call(self._stream, self._kernel_params_address)
         if result[0] != self._success:
             self._raise_launch_error(result[0])
+
+    def _submit_parts(self, runs: PartedRuns) -> None:
+        """Submit a run as launches of a bounded time."""
+        handle = self._last_handle
+        assert handle is not None
+        if self._is_capturing(handle):
+            runs.capture(self._lengths(), self._submit_part)
+        else:
+            runs.launch(self._lengths(), self._stream, self._submit_part)
+
+    def _submit_part(self, part: Part) -> None:
+        assert self._plan.ticks_offset_bytes is not None
+        struct.pack_into("<qq", self._params, self._plan.ticks_offset_bytes, part.first, part.end)
+        self._submit()
+
+    def _lengths(self) -> dict[int, int]:
+        """The integer scalars of the next launch, by input index."""
+        integers = (field for field in self._plan.scalars if field.dtype == "int32")
+        return {field.index: struct.unpack_from("<i", self._params, field.offset_bytes)[0] for field in integers}
 
     def _set_stream(self, handle: int, owner: Any) -> None:
         """Make ``handle`` the stream of the next launch, ordered after the last one."""

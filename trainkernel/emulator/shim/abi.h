@@ -21,6 +21,7 @@ struct Region {
     u64 size;
     u32 flags;
     u32 unused;
+    u8* written;  // null, or for each byte whether this launch or one before it wrote there
 };
 
 enum Kind : u32 {

@@ -134,7 +134,7 @@ static void check_outputs_written() {
         report.size = 1;
         report.first.task = report.second.task = NO_TASK;
         for (u64 j = region.size; j-- > 0;) {
-            if (region_shadow[i][j].writer) continue;
+            if (region_shadow[i][j].writer || (region.written && region.written[j])) continue;
             report.offset = j;
             report.count++;
         }
@@ -158,6 +158,8 @@ static void count_results() {
         for (u32 t = 0; t < request->num_tasks; t++)
             request->task_blocks[t] += task_touched[u64(b) * request->num_tasks + t];
     for (u32 i = 0; i < request->num_regions; i++) {
+        u8* written = request->regions[i].written;
+        for (u64 j = 0; written && j < request->regions[i].size; j++) written[j] |= region_shadow[i][j].writer != 0;
         if (!(request->regions[i].flags & REGION_ARENA)) continue;
         for (u64 j = 0; j < request->regions[i].size; j++)
             request->arena_touched_bytes += region_shadow[i][j].writer || region_shadow[i][j].readers;

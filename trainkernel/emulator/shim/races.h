@@ -244,6 +244,12 @@ struct Place {
     u64 offset;
 };
 
+// Whether a launch before this one wrote a byte.
+static bool was_written(const Place& place, u32 byte) {
+    const u8* written = place.region < request->num_regions ? request->regions[place.region].written : nullptr;
+    return written && written[place.offset + byte];
+}
+
 static Access access_of_context(u32 id, bool is_write) {
     const Context& context = contexts[id];
     const Fiber& fiber = fibers[context.fiber];
@@ -271,7 +277,8 @@ __attribute__((noinline)) static void report_byte(Kind kind, Fiber* fiber, const
 // Check a read of a byte in state `cell`; returns its readers from now on.
 static inline u32 read_cell(Fiber* fiber, const Place& place, Cell cell, u32 context, u32 byte, u32 size) {
     if (cell.writer == 0) {
-        if (!place.initialised) report_byte(KIND_UNINITIALISED, fiber, place, byte, size, false, 0, false);
+        if (!place.initialised && !was_written(place, byte))
+            report_byte(KIND_UNINITIALISED, fiber, place, byte, size, false, 0, false);
     } else if (cell.writer == WRITER_ASYNC) {
         report_byte(KIND_ASYNC_PENDING, fiber, place, byte, size, false, 0, false);
     } else if (!is_ordered(contexts[cell.writer], fiber)) {
