@@ -206,7 +206,7 @@ def test_parts_of_one_level_do_not_wait_for_each_other() -> None:
 def test_values_that_do_not_fit_apart_share_places() -> None:
     program, _ = small_step()
     found = []
-    for shared_bytes in (227 * 1024, 22 * 1024):
+    for shared_bytes in (227 * 1024, 21 * 1024):
         target = replace(TARGET, shared_bytes_per_block=shared_bytes)
         (region,) = regions(generate(program, target=target, region_pieces=1).schedule)
         found.append((region.shared.end_bytes, -sum(region.waits), -len(region.shared.slabs)))

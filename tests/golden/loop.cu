@@ -6,7 +6,6 @@ typedef int tk_index;
 
 #define TK_GRID_BARRIER_IS __forceinline__
 #define TK_FETCH_IS __forceinline__
-#define TK_FETCH_ROWS_IS __forceinline__
 #define TK_MATRIX_SUMS_IS __forceinline__
 #define TK_RANDOM_BITS_IS __forceinline__
 
@@ -594,7 +593,7 @@ __device__ __forceinline__ void tk_block_fill(float* to, Load load) {
 
 // Copies of device memory that a block keeps near, each a few rows of four-byte elements, listed in a table.
 //
-// A warp takes every so many-th entry, so that many small copies are under way at once. They go on in the
+// A warp takes every WARPS-th entry, so that many small copies are under way at once. They go on in the
 // background and have arrived after tk_cp_async_wait<0> and a block barrier. An entry's source begins at
 // byte `from` of tensor number `tensor` (-1: the workspace) and moves by `piece_bytes` and `step_bytes` from
 // piece to piece and from step to step of a loop; rows are `row_bytes` apart there and `shared_row_bytes` in
@@ -610,50 +609,34 @@ struct TkCopy {
   unsigned reciprocal, row_bytes, shared_row_bytes, width;
 };
 
-// The entries from `first` to `end`, shared by so many `warps`, of which this is one; -1: none of them.
-template <bool BACK = false>
+// The entries from `first` to `end`.
+template <int THREADS, bool BACK = false>
 __device__ TK_FETCH_IS void tk_fetch(const TkCopy* copies, int first, int end, void* const* tensors,
-                                     const unsigned char* workspace, unsigned char* shared, int piece, long long step,
-                                     int warp, int warps) {
+                                     const unsigned char* workspace, unsigned char* shared, int piece, long long step) {
   const TkSharedAddress base = tk_shared_address(shared);
 #pragma unroll 1
-  for (int c = warp < 0 ? end : first + warp; c < end; c += warps) {
+  for (int c = first + (int)threadIdx.x / 32; c < end; c += THREADS / 32) {
     const TkCopy copy = copies[c];
     const unsigned char* tensor = copy.tensor < 0 ? workspace : (const unsigned char*)tensors[copy.tensor];
     const unsigned char* source = tensor + copy.from + piece * copy.piece_bytes + step * copy.step_bytes;
     const bool vector = copy.width == 4 && (unsigned long long)source % 16 == 0;
-    // A lane's next run is 32 runs on: some rows and columns further, a row more where that is beyond the row's end.
-    const int per_row = copy.runs_per_row, run_bytes = (int)copy.width * 4;
-    const int lane = (int)threadIdx.x % 32;
-    const int row = per_row == 1 ? lane : (int)__umulhi((unsigned)lane, copy.reciprocal);
-    const int rows_on = per_row == 1 ? 32 : (int)__umulhi(32u, copy.reciprocal), columns_on = 32 - rows_on * per_row;
-    int column = lane - row * per_row;
-    int to = (int)(copy.to + row * copy.shared_row_bytes) + column * run_bytes;
-    const unsigned char* from = source + (long long)row * copy.row_bytes + column * run_bytes;
-    const int to_on = rows_on * (int)copy.shared_row_bytes + columns_on * run_bytes;
-    const int to_wrap = (int)copy.shared_row_bytes - per_row * run_bytes;
-    const long long from_on = (long long)rows_on * copy.row_bytes + columns_on * run_bytes;
-    const long long from_wrap = (long long)copy.row_bytes - per_row * run_bytes;
 #pragma unroll 1
-    for (int run = lane; run < copy.runs; run += 32) {
+    for (int run = (int)threadIdx.x % 32; run < copy.runs; run += 32) {
+      const unsigned row = copy.runs_per_row == 1 ? (unsigned)run : __umulhi((unsigned)run, copy.reciprocal);
+      const unsigned column_bytes = ((unsigned)run - row * (unsigned)copy.runs_per_row) * copy.width * 4;
+      const unsigned to = copy.to + row * copy.shared_row_bytes + column_bytes;
+      const unsigned char* from = source + (unsigned long long)row * copy.row_bytes + column_bytes;
       if (BACK && vector) {
         *(float4*)(unsigned char*)from = *(const float4*)(shared + to);
       } else if (BACK) {
 #pragma unroll 1
-        for (int byte = 0; byte < run_bytes; byte += 4) *(float*)(unsigned char*)(from + byte) = *(const float*)(shared + to + byte);
+        for (unsigned byte = 0; byte < copy.width * 4; byte += 4)
+          *(float*)(unsigned char*)(from + byte) = *(const float*)(shared + to + byte);
       } else if (vector) {
         tk_cp_async_16(base + to, from);
       } else {
 #pragma unroll 1
-        for (int byte = 0; byte < run_bytes; byte += 4) tk_cp_async_4(base + to + byte, from + byte);
-      }
-      column += columns_on;
-      to += to_on;
-      from += from_on;
-      if (column >= per_row) {
-        column -= per_row;
-        to += to_wrap;
-        from += from_wrap;
+        for (unsigned byte = 0; byte < copy.width * 4; byte += 4) tk_cp_async_4(base + to + byte, from + byte);
       }
     }
   }
@@ -801,8 +784,8 @@ TRAINKERNEL_ENTRY(const __grid_constant__ TkParams p) {
 #pragma unroll 1
     for (int piece = blockIdx.x; piece < 9; piece += gridDim.x) {
       TK_TASK(2, 2);
-      tk_fetch(tk_copies_2_a0, piece == (int)blockIdx.x ? 0 : 4, 5, (void* const*)&p + 2, p.workspace, shared, piece, 0, threadIdx.x / 32, 16);
-      tk_fetch(tk_copies_2_a1, 0, 1, (void* const*)&p + 2, p.workspace, shared, piece, step_0, threadIdx.x / 32, 16);
+      tk_fetch<512>(tk_copies_2_a0, piece == (int)blockIdx.x ? 0 : 4, 5, (void* const*)&p + 2, p.workspace, shared, piece, 0);
+      tk_fetch<512>(tk_copies_2_a1, 0, 1, (void* const*)&p + 2, p.workspace, shared, piece, step_0);
       tk_cp_async_commit();
       tk_cp_async_wait<0>();
       __syncthreads();

@@ -6,7 +6,6 @@ typedef int tk_index;
 
 #define TK_GRID_BARRIER_IS __forceinline__
 #define TK_FETCH_IS __forceinline__
-#define TK_FETCH_ROWS_IS __forceinline__
 #define TK_MATRIX_SUMS_IS __forceinline__
 #define TK_RANDOM_BITS_IS __forceinline__
 

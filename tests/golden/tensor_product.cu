@@ -6,7 +6,6 @@ typedef int tk_index;
 
 #define TK_GRID_BARRIER_IS __forceinline__
 #define TK_FETCH_IS __forceinline__
-#define TK_FETCH_ROWS_IS __forceinline__
 #define TK_MATRIX_SUMS_IS __forceinline__
 #define TK_RANDOM_BITS_IS __forceinline__
 
@@ -610,16 +609,25 @@ __device__ __forceinline__ void tk_tensor_copy(unsigned short* shared, tk_index 
                                                const TkMatrix<T>& matrix) {
   constexpr int RUNS = OUTER * TILE_K / 8, RUNS_PER_ROW = (Layout::ALONG ? TILE_K : OUTER) / 8;
   constexpr int ROWS = THREADS / RUNS_PER_ROW;
-  if (matrix.vector && RUNS % THREADS == 0 && THREADS % RUNS_PER_ROW == 0 && ROWS % Layout::ROWS == 0 &&
-      o0 + OUTER <= o_end && k0 + TILE_K <= k_end) {
-    // The runs of a thread are ROWS rows apart.
+  if (matrix.vector && RUNS % THREADS == 0 && THREADS % RUNS_PER_ROW == 0 && ROWS % Layout::ROWS == 0) {
+    // The runs of a thread are ROWS rows apart. Zeros arrive for what is not inside of the operand.
     int o, k;
     tk_place<OUTER, TILE_K, Layout::ALONG, 8>((int)threadIdx.x, o, k);
     const T* from = matrix.base + (o0 + o) * matrix.outer_stride + (k0 + k) * matrix.depth_stride;
     const tk_index distance = ROWS * (Layout::ALONG ? matrix.outer_stride : matrix.depth_stride);
     unsigned short* to = shared + Layout::place(o, k);
+    const auto copy = [&](bool whole) {
 #pragma unroll
-    for (int i = 0; i < RUNS / THREADS; ++i) tk_cp_async_16(to + i * ROWS * Layout::ROW, from + i * distance);
+      for (int i = 0; i < RUNS / THREADS; ++i) {
+        const int outer = o + (Layout::ALONG ? i * ROWS : 0), depth = k + (Layout::ALONG ? 0 : i * ROWS);
+        const bool inside = whole || (o0 + outer < o_end && k0 + depth < k_end);
+        tk_cp_async_inside<16>(to + i * ROWS * Layout::ROW, from + i * distance, inside);
+      }
+    };
+    if (o0 + OUTER <= o_end && k0 + TILE_K <= k_end)
+      copy(true);
+    else
+      copy(false);
     return;
   }
   if (matrix.vector) {

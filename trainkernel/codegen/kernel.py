@@ -12,7 +12,7 @@ from trainkernel.codegen.alike import Family, SharedFunction, find_families, sha
 from trainkernel.codegen.generated import GeneratedKernel, Region, ScalarSlot, Slot, TaskInfo
 from trainkernel.codegen.host_entry import HostEntryDescription, HostScalar, HostTensor, emit_host_entry
 from trainkernel.codegen.parts import NO_HOST_ENTRY, find_segments, first_ticks, loop_of, runs, step_range
-from trainkernel.codegen.regions import Fetch, emit_rounded, plan_fetches, plan_kept
+from trainkernel.codegen.regions import Fetch, FetchGroup, emit_rounded, plan_fetches, plan_kept
 from trainkernel.codegen.tasks import TaskFunction, emit_task, emit_uniform
 from trainkernel.codegen.text import block, comment
 from trainkernel.dtypes import DTYPES
@@ -25,7 +25,7 @@ from trainkernel.target import RESERVED_SHARED_BYTES
 
 ENTRY = "trainkernel_step"
 MAX_DIRECT_SLOTS = 480
-MAX_INLINE_CALLS = {"tk_grid_barrier": 8, "tk_fetch": 2, "tk_fetch_rows": 2, "tk_matrix_sums": 4, "tk_random_bits": 4}
+MAX_INLINE_CALLS = {"tk_grid_barrier": 8, "tk_fetch": 2, "tk_matrix_sums": 4, "tk_random_bits": 4}
 """Calls up to which a function of the prelude is inlined; in a kernel with more it is compiled once."""
 MAX_SPREAD_BLOCKS = 1024
 """The largest grid whose blocks are numbered by multiprocessor."""
@@ -217,7 +217,9 @@ class _Body:
             number = self.num_stages
             self.num_stages += 1
             fetches = {
-                id(task): plan_fetches(task.region, frame, self.tensor, f"tk_copies_{number}", plan.early[place])
+                id(task): plan_fetches(
+                    task.region, frame, self.tensor, self.base, f"tk_copies_{number}", plan.early[place]
+                )
                 for task in stage.tasks
                 if task.region is not None
             }
@@ -238,7 +240,7 @@ class _Body:
                 self.stage(stage, fetches, number, frame, indent)
 
     def stage(
-        self, stage: Stage, fetches: Mapping[int, list[list[Fetch]]], number: int, frame: Frame, indent: str
+        self, stage: Stage, fetches: Mapping[int, list[FetchGroup]], number: int, frame: Frame, indent: str
     ) -> None:
         """What the blocks do in a stage: the pieces of regions, then those of other tasks, and loops."""
         alone = [self.emitted[id(task)] for task in stage.tasks if id(task) in self.emitted]
@@ -269,21 +271,24 @@ class _Body:
         tasks = [[one] if isinstance(one, Task) else [function.task for function in one.functions] for one in work]
         return block_ranges([share_of(own, target, threads) for own in tasks], self.num_blocks)
 
-    def early_calls(self, stage: Stage, fetches: Mapping[int, list[list[Fetch]]], frame: Frame) -> list[str]:
+    def early_calls(self, stage: Stage, fetches: Mapping[int, list[FetchGroup]], frame: Frame) -> list[str]:
         """The statements that start copies of a stage's region before the grid barrier in front of it."""
         lines, threads = [], frame.schedule.options.threads
         for task in stage.tasks:
             if task.region is None:
                 continue
+            bulk = [group.bulk for group in fetches[id(task)] if group.bulk is not None]
+            if not bulk:
+                continue
+            self.templates.add("bulk")
+            self.num_arrivals = max(self.num_arrivals, len(bulk))
             split = task.region.split
-            piece = f"{self.block} * {split.slices}" if split.slices > 1 else self.block
-            early = [fetch for tables in fetches[id(task)] for fetch in tables if fetch.early]
-            calls = [fetch.early_call(threads, self.tensors, f"(int){piece}") for fetch in early]
-            if any(fetch.arrival is None for fetch in early):
-                calls.append("tk_cp_async_commit();")
-            if calls:
-                mark = f"TK_TASK({self.num_stages - 1}, {len(self.tasks)});"
-                lines += block(f"if ({self.block} < {split.partials})", [mark, *calls])
+            head = [
+                f"TK_TASK({self.num_stages - 1}, {len(self.tasks)});",
+                f"const int piece = {self.block}{f' * {split.slices}' if split.slices > 1 else ''};",
+            ]
+            starts = [line for fetch in bulk for line in fetch.early(threads)]
+            lines += block(f"if ({self.block} < {split.partials})", head + starts)
         return lines
 
     def barrier(self, scope: Scope, stage: int, indent: str, early: Sequence[str] = ()) -> None:
@@ -397,18 +402,16 @@ class _Body:
         for fetch in fetches:
             self.functions.append(fetch.table(self.tables_bytes))
             self.tables_bytes += fetch.table_bytes
-            self.templates |= fetch.templates
-            if fetch.arrival is not None:
-                self.num_arrivals = max(self.num_arrivals, fetch.arrival + 1)
+            self.templates.add("staged")
 
-    def region(self, region: BlockRegion, groups: list[list[Fetch]], stage: int, frame: Frame, indent: str) -> None:
+    def region(self, region: BlockRegion, groups: list[FetchGroup], stage: int, frame: Frame, indent: str) -> None:
         """The pieces of a region that a block computes, one after another; the parts of each in order.
 
         ``groups`` are the copies for which the parts wait, one group after another.
         """
         inner = indent + _INDENT
         threads = frame.schedule.options.threads
-        self.tables([fetch for tables in groups for fetch in tables])
+        self.tables([fetch for group in groups for fetch in group.tables])
         self.shared_bytes = max(self.shared_bytes, region.shared.end_bytes)
         if self.shared_in_use:
             self.lines.append(f"{indent}__syncthreads();  // shared is free: what ran before may still read it")
@@ -425,26 +428,28 @@ class _Body:
             ]
         if groups or region.shared.rounded:
             self.lines.append(f"{inner}TK_TASK({stage}, {len(self.tasks)});")
-        for tables in groups:
-            self.lines += [
-                f"{inner}{fetch.call(threads, self.tensors, region.is_first(self.block))}" for fetch in tables
-            ]
+        is_first = region.is_first(self.block)
+        for group in groups:
+            lines = [fetch.call(threads, self.tensors, is_first) for fetch in group.tables]
+            lines += group.bulk.later(threads, is_first) if group.bulk is not None else []
+            self.lines += [f"{inner}{line}" for line in lines]
             self.lines.append(f"{inner}tk_cp_async_commit();")
         if region.shared.rounded:
             name = f"tk_round_{stage}"
             self.functions.append(emit_rounded(region, frame, self.base, self.scalar, name))
             self.templates.add("tensor_sums")
             steps = "".join(f", step_{depth}" for depth in range(frame.depth))
-            self.lines.append(f"{inner}if ({region.is_first(self.block)}) {name}(p, shared{steps});")
+            self.lines.append(f"{inner}if ({is_first}) {name}(p, shared{steps});")
         under_way = len(groups)
         for part, waits in zip(region.parts, region.waits, strict=False):
             lines = self.part(part, stage, frame, region)
             if waits:
                 if under_way:
-                    arrivals = [fetch.arrival for fetch in groups[-under_way] if fetch.arrival is not None]
+                    bulk = groups[-under_way].bulk
                     under_way -= 1
                     self.lines.append(f"{inner}tk_cp_async_wait<{under_way}>();")
-                    self.lines += [f"{inner}tk_arrivals_wait(arrivals, {arrival});" for arrival in arrivals]
+                    if bulk is not None:
+                        self.lines.append(f"{inner}tk_arrivals_wait(arrivals, {bulk.arrival});")
                 self.lines.append(f"{inner}__syncthreads();")
             self.stamp(part.name, inner)
             self.lines += [f"{inner}{line}" for line in lines]
@@ -790,7 +795,7 @@ def _kernel_text(body: _Body, threads: int, blocks_per_sm: int, arrivals_at: int
     if body.shared_bytes:
         lines.append("  TK_DYNAMIC_SHARED(shared);")
     if body.num_arrivals:
-        call = f"tk_arrivals_init<{body.num_arrivals}, {threads}>(shared + {arrivals_at})"
+        call = f"tk_arrivals_init<{body.num_arrivals}>(shared + {arrivals_at})"
         lines.append(f"  TkArrivals arrivals = {call};")
     return lines + body.lines + ["}"]
 

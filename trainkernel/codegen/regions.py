@@ -8,6 +8,7 @@ from functools import partial
 from typing import TypeAlias
 
 from trainkernel.access import cast_source
+from trainkernel.codegen.bulk import BulkFetch, long_copies, plan_bulk
 from trainkernel.codegen.conversions import C_TYPES
 from trainkernel.codegen.near import Epilogue, NearOperand, multiply
 from trainkernel.codegen.text import INDENT, block, comment, escape, flag, function_object
@@ -35,109 +36,73 @@ from trainkernel.shared import (
 _ITEMSIZE_BYTES = 4
 _MAX_RUNS = 128
 _MIN_LATER_BYTES = 8 * 1024
-_COPY_BYTES, _ROWS_BYTES = 56, 48
-_MIN_BULK_COPY_BYTES = 4 * 1024
-_MIN_BULK_BYTES, _MAX_BULK_BYTES = 128, 32 * 1024
-"""Rows of that length come in bulk; of neighbouring rows, at most so much at once."""
-_BULK_ROWS = 32
+_COPY_BYTES = 56
 _MAX_CONSTANT_BYTES = 60 * 1024
 StoreFunctions: TypeAlias = Callable[[Operation, Sequence[Index], Index, str, list[str], bool], tuple[list[str], str]]
 
 
 @dataclass(frozen=True)
 class Fetch:
-    """The copies that start together: a table of them, and what a call that starts them needs.
+    """The copies that start together: a table of them, and what a call of ``tk_fetch`` needs.
 
-    The first ``num_common`` entries are the same for every piece; a block's first piece fetches them. Without an
-    ``arrival`` they are ``cp.async`` copies, else rows that come in bulk and arrive on the barrier of that number.
-    ``early``: of a block's first piece they start before the grid barrier in front of the stage.
+    The first ``num_common`` entries are the same for every piece; a block's first piece fetches them.
     """
 
     name: str
     entries: tuple[str, ...]
     num_common: int
     step: str
-    arrival: int | None = None
-    early: bool = False
 
     @property
     def table_bytes(self) -> int:
         """Size of the table."""
-        return (_COPY_BYTES if self.arrival is None else _ROWS_BYTES) * len(self.entries)
+        return _COPY_BYTES * len(self.entries)
 
     def table(self, tables_bytes: int) -> str:
         """The table: in constant memory, where it has room beside those before it, ``tables_bytes`` in all."""
         rows = "".join(f"{INDENT}{entry},\n" for entry in self.entries)
         space = "__constant__" if tables_bytes + self.table_bytes <= _MAX_CONSTANT_BYTES else "__device__ const"
-        kind = "TkCopy" if self.arrival is None else "TkRows"
-        return f"{space} {kind} {self.name}[{len(self.entries)}] = {{\n{rows}}};"
-
-    @property
-    def templates(self) -> set[str]:
-        """The prelude's files that a call needs."""
-        return {"staged"} if self.arrival is None else {"bulk"}
+        return f"{space} TkCopy {self.name}[{len(self.entries)}] = {{\n{rows}}};"
 
     def call(self, threads: int, tensors: str, is_first: str) -> str:
         """The statement that starts the copies of ``piece``; ``is_first`` tells the first one of a block."""
-        warps = f"threadIdx.x / 32, {threads // 32}"
-        if self.early:  # those of the first piece are on their way
-            return f"if (!({is_first})) {self._call(tensors, str(self.num_common), 'piece', warps)}"
-        return self._call(tensors, f"{is_first} ? 0 : {self.num_common}" if self.num_common else "0", "piece", warps)
-
-    def early_call(self, threads: int, tensors: str, piece: str) -> str:
-        """The statement that starts the copies of a block's first piece, by the warps that do not wait for others."""
-        warps = f"(int)threadIdx.x / 32 - 1, {threads // 32 - 1}" if threads > 32 else "0, 1"
-        return self._call(tensors, "0", piece, warps)
+        first = f"{is_first} ? 0 : {self.num_common}" if self.num_common else "0"
+        arguments = f"{self.name}, {first}, {len(self.entries)}, {tensors}, p.workspace, shared, piece, {self.step}"
+        return f"tk_fetch<{threads}>({arguments});"
 
     def whole_call(self, threads: int, tensors: str, *, back: bool) -> str:
         """The statement that starts all copies, or makes them ``back`` to where they came from."""
-        return self._call(tensors, "0", "0", f"threadIdx.x / 32, {threads // 32}", "<true>" if back else "")
+        arguments = f"{self.name}, 0, {len(self.entries)}, {tensors}, p.workspace, shared, 0, {self.step}"
+        return f"tk_fetch<{threads}{', true' if back else ''}>({arguments});"
 
-    def _call(self, tensors: str, first: str, piece: str, warps: str, how: str = "") -> str:
-        copies = f"{self.name}, {first}, {len(self.entries)}"
-        arguments = f"{copies}, {tensors}, p.workspace, shared, {piece}, {self.step}"
-        if self.arrival is None:
-            return f"tk_fetch{how}({arguments}, {warps});"
-        return f"tk_fetch_rows({arguments}, arrivals.mbarriers + {8 * self.arrival}, {warps});"
+
+@dataclass(frozen=True)
+class FetchGroup:
+    """Copies for which the same parts wait: tables, one for each loop's step, and rows that come in bulk."""
+
+    tables: tuple[Fetch, ...]
+    bulk: BulkFetch | None
 
 
 def plan_fetches(
-    region: BlockRegion, frame: Frame, tensor: Callable[[Storage], int], prefix: str, early: Set[str]
-) -> list[list[Fetch]]:
-    """The copies of a piece in the order in which parts wait for them: one table for each loop's step and kind.
+    region: BlockRegion,
+    frame: Frame,
+    tensor: Callable[[Storage], int],
+    base: PointerText,
+    prefix: str,
+    early: Set[str],
+) -> list[FetchGroup]:
+    """The copies of a piece in the order in which parts wait for them.
 
     Buffers in ``early`` may be read before the grid barrier in front of the region's stage.
     """
-    groups, arrivals = [], 0
-    for group, copies in zip("ab", _in_order_of_use(region), strict=False):
-        soon = [copy for copy in copies if copy.buffer in early]
-        long = _long(soon) if frame.schedule.target.has_bulk_copies else []
-        kinds = {
-            "r": long,
-            "e": [copy for copy in soon if copy not in long],
-            "": [copy for copy in copies if copy.buffer not in early],
-        }
-        tables: list[Fetch] = []
-        for kind, own in kinds.items():
-            for table in _tables(own, region, frame.storage, tensor, f"{prefix}_{group}{kind}", in_bulk=kind == "r"):
-                tables.append(replace(table, arrival=arrivals if kind == "r" else None, early=kind != ""))
-                arrivals += kind == "r"
-        groups.append(tables)
-    return groups
-
-
-def _long(copies: Sequence[Staged]) -> list[Staged]:
-    """Those copies that should come in bulk: long and aligned rows, if they are much."""
-    long = [copy for copy in copies if _is_long(copy)]
-    return long if sum(copy.size_bytes for copy in long) >= _MIN_BULK_COPY_BYTES else []
-
-
-def _is_long(copy: Staged) -> bool:
-    """Whether a copy's rows are long and aligned enough for bulk copies."""
-    whole = all(size % 4 == 0 for size in (copy.columns, copy.piece_stride))
-    if copy.rows > 1:
-        whole = whole and copy.row_stride % 4 == copy.stride % 4 == 0
-    return whole and _ITEMSIZE_BYTES * copy.columns >= _MIN_BULK_BYTES
+    groups = _in_order_of_use(region)
+    found = []
+    for name, copies, bulk in zip("ab", groups, plan_bulk(groups, region, frame, base, early), strict=False):
+        long = long_copies(copies, frame, early)
+        rest = [copy for copy in copies if copy not in long]
+        found.append(FetchGroup(tuple(_tables(rest, region, frame.storage, tensor, f"{prefix}_{name}")), bulk))
+    return found
 
 
 def plan_kept(
@@ -159,13 +124,10 @@ def _tables(
     storage_of: Callable[[str], Storage],
     tensor: Callable[[Storage], int],
     prefix: str,
-    *,
-    in_bulk: bool = False,
 ) -> list[Fetch]:
     """One table of copies for each step of surrounding loops on which their places depend."""
     common: dict[str, list[str]] = {}
     own: dict[str, list[str]] = {}
-    entries_of = _rows if in_bulk else _entries
     for copy in copies:
         storage = storage_of(copy.buffer)
         step, stride = ("0", 0)
@@ -175,7 +137,7 @@ def _tables(
             step, stride = " + ".join(f"(long long){name} * {each}" for name, each in storage.steps), 1
         kind = common if copy.piece_stride == 0 else own
         at = region.shared.copies[copy]
-        kind.setdefault(step, []).extend(entries_of(copy, at, storage, tensor(storage), stride))
+        kind.setdefault(step, []).extend(_entries(copy, at, storage, tensor(storage), stride))
     return [
         Fetch(f"{prefix}{number}", (*common.get(step, ()), *own.get(step, ())), len(common.get(step, ())), step)
         for number, step in enumerate(dict.fromkeys([*common, *own]))
@@ -195,17 +157,22 @@ def _in_order_of_use(region: BlockRegion) -> list[list[Staged]]:
 
 
 def _entries(copy: Staged, at: int, storage: Storage, tensor: int, step_stride: int) -> Iterator[str]:
-    """Rows of a table of ``cp.async`` copies, each of at most ``_MAX_RUNS`` runs."""
+    """Rows of the table, each of at most ``_MAX_RUNS`` runs."""
     vector = copy.columns % 4 == 0 and (copy.rows == 1 or (copy.row_stride % 4 == 0 and copy.stride % 4 == 0))
     width = 4 if vector else 1
     runs_per_row = copy.columns // width
     rows = max(1, min(copy.rows, _MAX_RUNS // runs_per_row))
     columns = copy.columns if copy.rows > 1 else min(copy.columns, width * _MAX_RUNS)
+    start = storage.element_offset + copy.offset + (storage.index // _ITEMSIZE_BYTES if tensor < 0 else 0)
     for row in range(0, copy.rows, rows):
         for column in range(0, copy.columns, columns):
             own_rows, own_runs = min(rows, copy.rows - row), min(columns, copy.columns - column) // width
             numbers = [
-                *_place(copy, at, storage, tensor, step_stride, row, column),
+                tensor,
+                at + _ITEMSIZE_BYTES * (row * copy.stride + column),
+                _ITEMSIZE_BYTES * (start + row * copy.row_stride + column),
+                _ITEMSIZE_BYTES * copy.piece_stride,
+                _ITEMSIZE_BYTES * step_stride,
                 own_rows * own_runs,
                 own_runs,
                 -(-(2**32) // own_runs) % 2**32,
@@ -213,40 +180,8 @@ def _entries(copy: Staged, at: int, storage: Storage, tensor: int, step_stride: 
                 _ITEMSIZE_BYTES * copy.stride,
                 width,
             ]
-            yield _entry(numbers, copy)
-
-
-def _rows(copy: Staged, at: int, storage: Storage, tensor: int, step_stride: int) -> Iterator[str]:
-    """Rows of a table of bulk copies, each of as many rows as a warp has lanes, or of one run."""
-    if copy.rows == 1 or copy.columns == copy.row_stride == copy.stride:
-        count, total, most = 1, copy.rows * copy.columns, _MAX_BULK_BYTES // _ITEMSIZE_BYTES
-        for column in range(0, total, most):
-            own_bytes = _ITEMSIZE_BYTES * min(most, total - column)
-            yield _entry([*_place(copy, at, storage, tensor, step_stride, 0, column), count, own_bytes, 0, 0], copy)
-        return
-    for row in range(0, copy.rows, _BULK_ROWS):
-        count = min(_BULK_ROWS, copy.rows - row)
-        sizes = [_ITEMSIZE_BYTES * size for size in (copy.columns, copy.row_stride, copy.stride)]
-        yield _entry([*_place(copy, at, storage, tensor, step_stride, row, 0), count, *sizes], copy)
-
-
-def _place(
-    copy: Staged, at: int, storage: Storage, tensor: int, step_stride: int, row: int, column: int
-) -> tuple[int, ...]:
-    """Where an entry begins, and how that moves from piece to piece and from step to step."""
-    start = storage.element_offset + copy.offset + (storage.index // _ITEMSIZE_BYTES if tensor < 0 else 0)
-    return (
-        tensor,
-        at + _ITEMSIZE_BYTES * (row * copy.stride + column),
-        _ITEMSIZE_BYTES * (start + row * copy.row_stride + column),
-        _ITEMSIZE_BYTES * copy.piece_stride,
-        _ITEMSIZE_BYTES * step_stride,
-    )
-
-
-def _entry(numbers: Sequence[int], copy: Staged) -> str:
-    values = ", ".join(f"{number}u" if number >= 2**31 else str(number) for number in numbers)
-    return f"{{{values}}} /* {escape(copy.buffer)} */"
+            values = ", ".join(f"{number}u" if number >= 2**31 else str(number) for number in numbers)
+            yield f"{{{values}}} /* {escape(copy.buffer)} */"
 
 
 def emit_rounded(region: BlockRegion, frame: Frame, base: PointerText, scalar: PointerText, name: str) -> str:
