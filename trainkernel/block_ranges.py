@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from trainkernel.product_costs import piece_cost_us
 from trainkernel.product_plans import ProductPlan, ceil_div
 from trainkernel.schedule import Task
-from trainkernel.target import Target
+from trainkernel.target import MAX_SHARING_THREADS, Target
 
 # Time of a piece of what is no product, microseconds; of a part of a region.
 _PIECE_US, _PART_US = 1.0, 0.4
 _RESULT_US = 4.0e-4
 """Of each further result of a product's output: an optimizer's moments."""
+_SHARE_OF_MODEL = {"tile": 0.75, "panel": 1.1}
+"""What a piece took on an H200 by a block that has a multiprocessor to itself, beside what the model of products says."""
 _LEAST_GAIN_US = 0.5
 _MAX_ROUNDS = 8
 
@@ -53,7 +55,10 @@ def _piece_us(task: Task, target: Target, threads: int) -> float:
     if not isinstance(task.plan, ProductPlan):
         return _PIECE_US
     outputs = task.plan.num_outputs * task.plan.split / max(1, task.num_pieces)
-    return piece_cost_us(task.plan, target, threads) + max(0, len(task.stores) - 1) * outputs * _RESULT_US
+    own_us = piece_cost_us(task.plan, target, threads)
+    if threads > MAX_SHARING_THREADS:
+        own_us *= _SHARE_OF_MODEL.get(task.plan.path, 1.0)
+    return own_us + max(0, len(task.stores) - 1) * outputs * _RESULT_US
 
 
 def block_ranges(shares: Sequence[Share], num_blocks: int) -> list[BlockRange | None]:

@@ -493,7 +493,7 @@ def _with_barriers(frame: Frame) -> MemoryPlan:
 
 def _early_copies(stage: Stage, written: frozenset[ByteRange], frame: Frame) -> frozenset[str]:
     """The buffers of which a region of the stage has copies and that nobody has written since the last grid barrier."""
-    names = {copy.buffer for task in stage.tasks if task.region is not None for copy in task.region.shared.staged}
+    names = {name for task in stage.tasks if task.region is not None for name in task.region.copied}
     places = {name: byte_range(frame.storage(name)) for name in names}
     return frozenset(
         name for name, place in places.items() if place and not any(place.overlaps(other) for other in written)

@@ -300,6 +300,11 @@ class BlockRegion:
         return are_row_group(self.split, self.parts)
 
     @property
+    def copied(self) -> frozenset[str]:
+        """The buffers of which a piece, or the block's first one, has copies in shared memory."""
+        return frozenset({copy.buffer for copy in self.shared.staged} | {copy.buffer for copy in self.shared.rounded})
+
+    @property
     def partial(self) -> str:
         """The C variable that counts the partial results of sums over the label."""
         return "piece" if self.split.slices == 1 else "partial"

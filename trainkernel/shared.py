@@ -118,11 +118,12 @@ class RegionParts:
         return slab.size * DTYPES[self.declared[name].dtype].itemsize_bytes
 
     def rounded(self, part: Task) -> list[Rounded]:
-        """The operands of a part that are the same for all pieces of a block, which can round them once."""
-        if self.split.slices == 1:
-            return []
+        """The operands of a part that a block rounds once: for all its pieces, or for several parts."""
         matrix = rounded_matrix(part, self.inlined)
-        return [matrix] if matrix is not None and self.is_outside(matrix.buffer) else []
+        if matrix is None or not self.is_outside(matrix.buffer):
+            return []
+        uses = sum(rounded_matrix(other, self.inlined) == matrix for other in self.parts)
+        return [matrix] if self.split.slices > 1 or uses > 1 else []
 
     def sums(self) -> Iterator[tuple[str, SharedPlace]]:
         """The partial results that could stay in shared memory until the block's last piece, at byte 0."""

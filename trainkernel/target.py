@@ -16,6 +16,8 @@ from trainkernel.errors import OptionError
 
 RESERVED_SHARED_BYTES = 1024
 """What each block takes of a multiprocessor's shared memory beside its own."""
+MAX_SHARING_THREADS = 256
+"""Threads of a block up to which a second one is expected beside it on a multiprocessor."""
 ARRIVALS_BYTES = 64
 """Shared memory of the barriers on which a block's bulk copies arrive, at most."""
 

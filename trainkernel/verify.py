@@ -45,7 +45,7 @@ class _Walk:
     def copy_early(self, task: Task, names: frozenset[str], frame: Frame) -> None:
         """Before the grid barrier in front of a region some of its copies start: nobody may have written to those."""
         assert task.region is not None
-        for name in sorted(names & {copy.buffer for copy in task.region.shared.staged}):
+        for name in sorted(names & task.region.copied):
             place = byte_range(frame.storage(name))
             since = self._since["grid"].get(place.space, {}) if place is not None else {}
             for (other, write), writer in since.items():

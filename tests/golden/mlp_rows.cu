@@ -5,7 +5,6 @@
 typedef int tk_index;
 
 #define TK_GRID_BARRIER_IS __forceinline__
-#define TK_FETCH_IS __forceinline__
 #define TK_MATRIX_SUMS_IS __forceinline__
 #define TK_RANDOM_BITS_IS __forceinline__
 
@@ -73,14 +72,12 @@ typedef unsigned TkSharedAddress;
 __device__ __forceinline__ TkSharedAddress tk_shared_address(const void* shared) {
   return (unsigned)__cvta_generic_to_shared(shared);
 }
-__device__ __forceinline__ void tk_cp_async_16(TkSharedAddress to, const void* global) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+__device__ __forceinline__ void tk_cp_async_16(void* shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(tk_shared_address(shared)), "l"(global) : "memory");
 }
-__device__ __forceinline__ void tk_cp_async_4(TkSharedAddress to, const void* global) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(global) : "memory");
+__device__ __forceinline__ void tk_cp_async_4(void* shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(tk_shared_address(shared)), "l"(global) : "memory");
 }
-__device__ __forceinline__ void tk_cp_async_16(void* shared, const void* global) { tk_cp_async_16(tk_shared_address(shared), global); }
-__device__ __forceinline__ void tk_cp_async_4(void* shared, const void* global) { tk_cp_async_4(tk_shared_address(shared), global); }
 // BYTES, 4 or 16, of which none are read and zeros arrive if the place is not inside of the operand.
 template <int BYTES>
 __device__ __forceinline__ void tk_cp_async_inside(void* shared, const void* global, bool inside) {
@@ -611,32 +608,30 @@ struct TkCopy {
 
 // The entries from `first` to `end`.
 template <int THREADS, bool BACK = false>
-__device__ TK_FETCH_IS void tk_fetch(const TkCopy* copies, int first, int end, void* const* tensors,
-                                     const unsigned char* workspace, unsigned char* shared, int piece, long long step) {
-  const TkSharedAddress base = tk_shared_address(shared);
+__device__ __forceinline__ void tk_fetch(const TkCopy* copies, int first, int end, void* const* tensors,
+                                         const unsigned char* workspace, unsigned char* shared, int piece, long long step) {
 #pragma unroll 1
   for (int c = first + (int)threadIdx.x / 32; c < end; c += THREADS / 32) {
     const TkCopy copy = copies[c];
-    const unsigned char* tensor = copy.tensor < 0 ? workspace : (const unsigned char*)tensors[copy.tensor];
-    const unsigned char* source = tensor + copy.from + piece * copy.piece_bytes + step * copy.step_bytes;
+    const unsigned char* base = copy.tensor < 0 ? workspace : (const unsigned char*)tensors[copy.tensor];
+    const unsigned char* source = base + copy.from + piece * copy.piece_bytes + step * copy.step_bytes;
     const bool vector = copy.width == 4 && (unsigned long long)source % 16 == 0;
 #pragma unroll 1
     for (int run = (int)threadIdx.x % 32; run < copy.runs; run += 32) {
       const unsigned row = copy.runs_per_row == 1 ? (unsigned)run : __umulhi((unsigned)run, copy.reciprocal);
       const unsigned column_bytes = ((unsigned)run - row * (unsigned)copy.runs_per_row) * copy.width * 4;
-      const unsigned to = copy.to + row * copy.shared_row_bytes + column_bytes;
+      unsigned char* to = shared + copy.to + row * copy.shared_row_bytes + column_bytes;
       const unsigned char* from = source + (unsigned long long)row * copy.row_bytes + column_bytes;
       if (BACK && vector) {
-        *(float4*)(unsigned char*)from = *(const float4*)(shared + to);
+        *(float4*)(unsigned char*)from = *(const float4*)to;
       } else if (BACK) {
 #pragma unroll 1
-        for (unsigned byte = 0; byte < copy.width * 4; byte += 4)
-          *(float*)(unsigned char*)(from + byte) = *(const float*)(shared + to + byte);
+        for (unsigned byte = 0; byte < copy.width * 4; byte += 4) *(float*)(unsigned char*)(from + byte) = *(const float*)(to + byte);
       } else if (vector) {
-        tk_cp_async_16(base + to, from);
+        tk_cp_async_16(to, from);
       } else {
 #pragma unroll 1
-        for (unsigned byte = 0; byte < copy.width * 4; byte += 4) tk_cp_async_4(base + to + byte, from + byte);
+        for (unsigned byte = 0; byte < copy.width * 4; byte += 4) tk_cp_async_4(to + byte, from + byte);
       }
     }
   }

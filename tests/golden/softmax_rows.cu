@@ -5,7 +5,6 @@
 typedef int tk_index;
 
 #define TK_GRID_BARRIER_IS __forceinline__
-#define TK_FETCH_IS __forceinline__
 #define TK_MATRIX_SUMS_IS __forceinline__
 #define TK_RANDOM_BITS_IS __forceinline__
 
@@ -73,14 +72,12 @@ typedef unsigned TkSharedAddress;
 __device__ __forceinline__ TkSharedAddress tk_shared_address(const void* shared) {
   return (unsigned)__cvta_generic_to_shared(shared);
 }
-__device__ __forceinline__ void tk_cp_async_16(TkSharedAddress to, const void* global) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+__device__ __forceinline__ void tk_cp_async_16(void* shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(tk_shared_address(shared)), "l"(global) : "memory");
 }
-__device__ __forceinline__ void tk_cp_async_4(TkSharedAddress to, const void* global) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(global) : "memory");
+__device__ __forceinline__ void tk_cp_async_4(void* shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(tk_shared_address(shared)), "l"(global) : "memory");
 }
-__device__ __forceinline__ void tk_cp_async_16(void* shared, const void* global) { tk_cp_async_16(tk_shared_address(shared), global); }
-__device__ __forceinline__ void tk_cp_async_4(void* shared, const void* global) { tk_cp_async_4(tk_shared_address(shared), global); }
 // BYTES, 4 or 16, of which none are read and zeros arrive if the place is not inside of the operand.
 template <int BYTES>
 __device__ __forceinline__ void tk_cp_async_inside(void* shared, const void* global, bool inside) {

@@ -1,7 +1,8 @@
 """Copies of a region that come in bulk and start before the grid barrier in front of its stage.
 
 What nobody has written since the barrier before may be fetched while a block waits for the others. Bulk copies are
-made for that: a thread starts a whole row, and nobody waits for it until a part of the region does.
+made for that: a thread starts a whole row, and nobody waits for it until a part of the region does. They are longer
+on their way than those of threads, so what starts with the region does not come in bulk.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ _ITEMSIZE_BYTES = 4
 _MIN_ROW_BYTES = 128
 _MIN_COPY_BYTES = 1024
 _MIN_BYTES = 4 * 1024
+"""Of a row, of a copy, of those that start together."""
 _WARP = 32
 
 
@@ -70,17 +72,19 @@ class BulkFetch:
 
 def plan_bulk(
     groups: Sequence[Sequence[Staged]], region: BlockRegion, frame: Frame, base: PointerText, early: Set[str]
-) -> list[BulkFetch | None]:
+) -> list[tuple[list[Staged], BulkFetch | None]]:
     """What comes in bulk of each group of a region's copies, of the buffers in ``early``."""
-    found: list[BulkFetch | None] = []
+    found: list[tuple[list[Staged], BulkFetch | None]] = []
+    arrivals = 0
     for copies in groups:
-        rows = [_rows(copy, region, frame, base) for copy in long_copies(copies, frame, early)]
-        arrival = sum(fetch is not None for fetch in found)
-        found.append(BulkFetch(tuple(rows), arrival) if rows else None)
+        long = _long_copies(copies, frame, early)
+        rows = tuple(_rows(copy, region, frame, base) for copy in long)
+        found.append((long, BulkFetch(rows, arrivals) if rows else None))
+        arrivals += bool(rows)
     return found
 
 
-def long_copies(copies: Sequence[Staged], frame: Frame, early: Set[str]) -> list[Staged]:
+def _long_copies(copies: Sequence[Staged], frame: Frame, early: Set[str]) -> list[Staged]:
     """The copies that come in bulk: early ones of long, aligned rows, if they are much."""
     if not frame.schedule.target.has_bulk_copies:
         return []

@@ -12,7 +12,7 @@ from trainkernel.codegen.alike import Family, SharedFunction, find_families, sha
 from trainkernel.codegen.generated import GeneratedKernel, Region, ScalarSlot, Slot, TaskInfo
 from trainkernel.codegen.host_entry import HostEntryDescription, HostScalar, HostTensor, emit_host_entry
 from trainkernel.codegen.parts import NO_HOST_ENTRY, find_segments, first_ticks, loop_of, runs, step_range
-from trainkernel.codegen.regions import Fetch, FetchGroup, emit_rounded, plan_fetches, plan_kept
+from trainkernel.codegen.regions import Fetch, RegionCopies, emit_rounded, plan_fetches, plan_kept
 from trainkernel.codegen.tasks import TaskFunction, emit_task, emit_uniform
 from trainkernel.codegen.text import block, comment
 from trainkernel.dtypes import DTYPES
@@ -21,16 +21,14 @@ from trainkernel.memory import Frame, MemoryPlan, Scope, Storage
 from trainkernel.product_plans import ProductPlan
 from trainkernel.schedule import BlockRegion, LoopSchedule, Schedule, Stage, Task, runs_whole
 from trainkernel.stamps import NUM_CLOCK_STAMPS, stamps_bytes
-from trainkernel.target import RESERVED_SHARED_BYTES
+from trainkernel.target import MAX_SHARING_THREADS, RESERVED_SHARED_BYTES
 
 ENTRY = "trainkernel_step"
 MAX_DIRECT_SLOTS = 480
-MAX_INLINE_CALLS = {"tk_grid_barrier": 8, "tk_fetch": 2, "tk_matrix_sums": 4, "tk_random_bits": 4}
+MAX_INLINE_CALLS = {"tk_grid_barrier": 8, "tk_matrix_sums": 4, "tk_random_bits": 4}
 """Calls up to which a function of the prelude is inlined; in a kernel with more it is compiled once."""
 MAX_SPREAD_BLOCKS = 1024
 """The largest grid whose blocks are numbered by multiprocessor."""
-MAX_SHARING_THREADS = 256
-"""Threads of a block up to which a second one is expected beside it."""
 MAX_SHARED_SUMS = 32
 """Sums of a thread up to which tiles leave registers to a second block."""
 _INDEX_LIMIT = 2**31 - 2**16
@@ -239,9 +237,7 @@ class _Body:
             else:
                 self.stage(stage, fetches, number, frame, indent)
 
-    def stage(
-        self, stage: Stage, fetches: Mapping[int, list[FetchGroup]], number: int, frame: Frame, indent: str
-    ) -> None:
+    def stage(self, stage: Stage, fetches: Mapping[int, RegionCopies], number: int, frame: Frame, indent: str) -> None:
         """What the blocks do in a stage: the pieces of regions, then those of other tasks, and loops."""
         alone = [self.emitted[id(task)] for task in stage.tasks if id(task) in self.emitted]
         families = {id(family.functions[0].task): family for family in find_families(self.shared, alone)}
@@ -271,25 +267,34 @@ class _Body:
         tasks = [[one] if isinstance(one, Task) else [function.task for function in one.functions] for one in work]
         return block_ranges([share_of(own, target, threads) for own in tasks], self.num_blocks)
 
-    def early_calls(self, stage: Stage, fetches: Mapping[int, list[FetchGroup]], frame: Frame) -> list[str]:
-        """The statements that start copies of a stage's region before the grid barrier in front of it."""
+    def early_calls(self, stage: Stage, fetches: Mapping[int, RegionCopies], frame: Frame) -> list[str]:
+        """The statements that copy and round for a stage's region before the grid barrier in front of it."""
         lines, threads = [], frame.schedule.options.threads
         for task in stage.tasks:
             if task.region is None:
                 continue
-            bulk = [group.bulk for group in fetches[id(task)] if group.bulk is not None]
-            if not bulk:
-                continue
-            self.templates.add("bulk")
-            self.num_arrivals = max(self.num_arrivals, len(bulk))
-            split = task.region.split
-            head = [
-                f"TK_TASK({self.num_stages - 1}, {len(self.tasks)});",
-                f"const int piece = {self.block}{f' * {split.slices}' if split.slices > 1 else ''};",
-            ]
+            copies = fetches[id(task)]
+            bulk = [group.bulk for group in copies.groups if group.bulk is not None]
+            if bulk:
+                self.templates.add("bulk")
+                self.num_arrivals = max(self.num_arrivals, len(bulk))
             starts = [line for fetch in bulk for line in fetch.early(threads)]
-            lines += block(f"if ({self.block} < {split.partials})", head + starts)
+            if copies.rounds_early:
+                starts.append(self.rounding(task.region, self.num_stages - 1, frame))
+            if starts:
+                split = task.region.split
+                piece = f"{self.block}{f' * {split.slices}' if split.slices > 1 else ''}"
+                head = [f"TK_TASK({self.num_stages - 1}, {len(self.tasks)});", f"const int piece = {piece};"]
+                lines += block(f"if ({self.block} < {split.partials})", (head if bulk else head[:1]) + starts)
         return lines
+
+    def rounding(self, region: BlockRegion, stage: int, frame: Frame) -> str:
+        """The statement that rounds a region's weights, whose function is registered."""
+        name = f"tk_round_{stage}"
+        self.functions.append(emit_rounded(region, frame, self.base, self.scalar, name))
+        self.templates.add("tensor_sums")
+        steps = "".join(f", step_{depth}" for depth in range(frame.depth))
+        return f"{name}(p, shared{steps});"
 
     def barrier(self, scope: Scope, stage: int, indent: str, early: Sequence[str] = ()) -> None:
         """A barrier of the scope; ``early`` is what a block does between arriving and waiting."""
@@ -404,11 +409,9 @@ class _Body:
             self.tables_bytes += fetch.table_bytes
             self.templates.add("staged")
 
-    def region(self, region: BlockRegion, groups: list[FetchGroup], stage: int, frame: Frame, indent: str) -> None:
-        """The pieces of a region that a block computes, one after another; the parts of each in order.
-
-        ``groups`` are the copies for which the parts wait, one group after another.
-        """
+    def region(self, region: BlockRegion, copies: RegionCopies, stage: int, frame: Frame, indent: str) -> None:
+        """The pieces of a region that a block computes, one after another; the parts of each in order."""
+        groups = copies.groups
         inner = indent + _INDENT
         threads = frame.schedule.options.threads
         self.tables([fetch for group in groups for fetch in group.tables])
@@ -434,12 +437,8 @@ class _Body:
             lines += group.bulk.later(threads, is_first) if group.bulk is not None else []
             self.lines += [f"{inner}{line}" for line in lines]
             self.lines.append(f"{inner}tk_cp_async_commit();")
-        if region.shared.rounded:
-            name = f"tk_round_{stage}"
-            self.functions.append(emit_rounded(region, frame, self.base, self.scalar, name))
-            self.templates.add("tensor_sums")
-            steps = "".join(f", step_{depth}" for depth in range(frame.depth))
-            self.lines.append(f"{inner}if ({is_first}) {name}(p, shared{steps});")
+        if region.shared.rounded and not copies.rounds_early:
+            self.lines.append(f"{inner}if ({is_first}) {self.rounding(region, stage, frame)}")
         under_way = len(groups)
         for part, waits in zip(region.parts, region.waits, strict=False):
             lines = self.part(part, stage, frame, region)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeAlias
 
 from trainkernel.access import cast_source
-from trainkernel.codegen.bulk import BulkFetch, long_copies, plan_bulk
+from trainkernel.codegen.bulk import BulkFetch, plan_bulk
 from trainkernel.codegen.conversions import C_TYPES
 from trainkernel.codegen.near import Epilogue, NearOperand, multiply
 from trainkernel.codegen.text import INDENT, block, comment, escape, flag, function_object
@@ -84,6 +84,17 @@ class FetchGroup:
     bulk: BulkFetch | None
 
 
+@dataclass(frozen=True)
+class RegionCopies:
+    """The copies of a piece: ``groups`` for which parts wait, one after another.
+
+    ``rounds_early``: the weights that a block rounds can be read before the grid barrier in front of the stage.
+    """
+
+    groups: tuple[FetchGroup, ...]
+    rounds_early: bool
+
+
 def plan_fetches(
     region: BlockRegion,
     frame: Frame,
@@ -91,18 +102,18 @@ def plan_fetches(
     base: PointerText,
     prefix: str,
     early: Set[str],
-) -> list[FetchGroup]:
+) -> RegionCopies:
     """The copies of a piece in the order in which parts wait for them.
 
     Buffers in ``early`` may be read before the grid barrier in front of the region's stage.
     """
     groups = _in_order_of_use(region)
     found = []
-    for name, copies, bulk in zip("ab", groups, plan_bulk(groups, region, frame, base, early), strict=False):
-        long = long_copies(copies, frame, early)
+    for name, copies, (long, bulk) in zip("ab", groups, plan_bulk(groups, region, frame, base, early), strict=False):
         rest = [copy for copy in copies if copy not in long]
         found.append(FetchGroup(tuple(_tables(rest, region, frame.storage, tensor, f"{prefix}_{name}")), bulk))
-    return found
+    rounded = region.shared.rounded
+    return RegionCopies(tuple(found), bool(rounded) and all(matrix.buffer in early for matrix in rounded))
 
 
 def plan_kept(
