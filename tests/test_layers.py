@@ -36,6 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("assemble",),
     ("options", "indexing", "arithmetic"),
     ("access", "passes", "product_plans"),
+    ("carried_casts",),
     ("block_tiles",),
     ("near_products", "product_costs"),
     ("products",),

@@ -21,7 +21,7 @@ _PIECE_US, _PART_US = 1.0, 0.4
 _RESULT_US = 4.0e-4
 """Of each further result of a product's output: an optimizer's moments."""
 _SHARE_OF_MODEL = {"tile": 0.75, "panel": 1.1}
-"""What a piece took on an H200 by a block that has a multiprocessor to itself, beside what the model of products says."""
+"""What a piece took on an H200, by a block that has a multiprocessor to itself, in parts of what the model says."""
 _LEAST_GAIN_US = 0.5
 _MAX_ROUNDS = 8
 

@@ -250,7 +250,7 @@ def materialize_loop_operands(program: Program) -> Program:
             for position, (operand, inner) in enumerate(zip(item.inputs, item.body.inputs, strict=True)):
                 first = 1 if position >= len(item.inputs) - item.num_xs else 0
                 if isinstance(inner, TensorSpec) and not _same_strides(operand, inner, first):
-                    copy = _fresh(f"{item.outputs[0].buffer}_operand_{position}", taken)
+                    copy = fresh(f"{item.outputs[0].buffer}_operand_{position}", taken)
                     spans = max(inner.last_index - inner.offset + 1, 0)
                     operand = _copy_operand(items, operand, inner, copy, spans, first)
                 operands.append(operand)
@@ -259,7 +259,8 @@ def materialize_loop_operands(program: Program) -> Program:
     return map_bodies(replace(program, operations=tuple(items)), materialize_loop_operands)
 
 
-def _fresh(name: str, taken: set[str]) -> str:
+def fresh(name: str, taken: set[str]) -> str:
+    """A name that is not ``taken``, and is from now on."""
     while name in taken:
         name += "_"
     taken.add(name)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from trainkernel.arithmetic import kind_of
+from trainkernel.carried_casts import carry_casts
 from trainkernel.errors import ProgramError, VerificationError
 from trainkernel.fusion import FusedProgram, TaskDraft, aligned_reads, form_tasks
 from trainkernel.ir import Loop, Operation, Program, ScalarSpec, TensorSpec
@@ -59,7 +60,7 @@ _MAX_PIECES = 2**31 - 2**20
 
 def build_schedule(program: Program, target: Target, options: Options, inplace_outputs: Mapping[int, int]) -> Schedule:
     """Passes, lowering, fusion, placement and stages of a validated program."""
-    program = _with_staged_carries(normalize(program))
+    program = _with_staged_carries(carry_casts(normalize(program)))
     regions = _plan_regions(program, target, options)
     if options.threads_per_block is None and (
         any(regions.values()) or _fills_multiprocessors(program, target, options)
