@@ -157,14 +157,19 @@ def call_of(each: Case, module: Any) -> Callable[..., Any]:
 
 
 def by_jax(function: Callable[..., Any], *arrays: Any) -> Any:
-    """JAX's result in one compilation, where each of its operations would need its own.
+    """JAX's result in one compilation, where each of its operations would need its own."""
+    return compiled_by_jax(function)(*arrays)
+
+
+def compiled_by_jax(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as ``jax.jit`` makes it.
 
     It does without the optimizations: they take longer than such a small function, and change what it rounds.
     """
     import jax
 
     options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-    return jax.jit(function, compiler_options=options)(*arrays)
+    return jax.jit(function, compiler_options=options)
 
 
 def assert_derivatives(function: Callable[..., Any], arrays: Sequence[Array], module: Any) -> None:
