@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,9 +100,9 @@ def traced(function: Callable[..., Any], arrays: Sequence[Array]) -> Any:
 CASES_PER_KERNEL = 16
 
 
-def chunks(cases: Mapping[str, Case]) -> list[list[Case]]:
+def chunks(cases: Iterable[Case]) -> list[list[Case]]:
     """Cases that share a kernel, so that a table costs few compilations."""
-    listed = list(cases.values())
+    listed = list(cases)
     return [listed[first : first + CASES_PER_KERNEL] for first in range(0, len(listed), CASES_PER_KERNEL)]
 
 
@@ -125,14 +125,52 @@ def assert_emulated(cases: Sequence[Case], module: Any, functions: Any) -> None:
         assert_close(slope, _slope(each, module, functions, x)(*x), atol)
 
 
+def assert_jaxs(cases: Sequence[Case], module: Any, theirs: Any, functions: Any) -> None:
+    """Values, dtypes and gradients of all cases are those of JAX, which computes them in one compilation.
+
+    ``theirs`` is JAX's part for ``module``; ``functions`` has ``sum``.
+    """
+    import jax
+
+    arguments = [draw(each.args, each.name) for each in cases]
+    calls = [call_of(each, theirs) for each in cases]
+    slopes = [
+        jax.grad(scalar_of(call, _weights(each, module, x), jax.numpy), argnums=_differentiable(x))
+        if each.is_smooth
+        else lambda *values: ()
+        for each, call, x in zip(cases, calls, arguments, strict=True)
+    ]
+
+    def everything(values: Any) -> Any:
+        pairs = [(call(*x), slope(*x)) for call, slope, x in zip(calls, slopes, values, strict=True)]
+        return [result for result, _ in pairs], [gradient for _, gradient in pairs]
+
+    failures = []
+    for each, result, slope, x in zip(cases, *by_jax(everything, arguments), arguments, strict=True):
+        try:
+            assert_close(each.call(module, *x), result, each.atol)
+            assert_close(_slope(each, module, functions, x)(*x), slope, max(1e-5, each.atol))
+        except AssertionError as error:
+            failures.append(f"{each.name}: {error}")
+    assert not failures, f"{len(failures)} of {len(cases)} cases differ\n\n" + "\n\n".join(failures)
+
+
 def _slope(each: Case, module: Any, functions: Any, arrays: Sequence[Array]) -> Callable[..., Any]:
     """The gradient of a weighted sum of the results of a smooth case; of any other nothing."""
-    numbers = tuple(position for position, x in enumerate(arrays) if x.dtype == np.float32)
     if not each.is_smooth:
         return lambda *values: ()
+    total = scalar_of(call_of(each, module), _weights(each, module, arrays), functions)
+    return derivatives.grad(total, argnums=_differentiable(arrays))
+
+
+def _weights(each: Case, module: Any, arrays: Sequence[Array]) -> list[Array]:
+    """Numbers of the shapes of a case's results, no two of them alike."""
     results = flat(each.call(module, *arrays))
-    weights = [np.cos(np.arange(y.size, dtype=np.float32)).reshape(y.shape) for y in results]
-    return derivatives.grad(scalar_of(call_of(each, module), weights, functions), argnums=numbers)
+    return [np.cos(np.arange(y.size, dtype=np.float32)).reshape(y.shape) for y in results]
+
+
+def _differentiable(arrays: Sequence[Array]) -> tuple[int, ...]:
+    return tuple(position for position, x in enumerate(arrays) if x.dtype == np.float32)
 
 
 def scalar_of(function: Callable[..., Any], weights: Sequence[Array], module: Any) -> Callable[..., Any]:
@@ -157,14 +195,19 @@ def call_of(each: Case, module: Any) -> Callable[..., Any]:
 
 
 def by_jax(function: Callable[..., Any], *arrays: Any) -> Any:
-    """JAX's result in one compilation, where each of its operations would need its own.
+    """JAX's result in one compilation, where each of its operations would need its own."""
+    return compiled_by_jax(function)(*arrays)
+
+
+def compiled_by_jax(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as ``jax.jit`` makes it.
 
     It does without the optimizations: they take longer than such a small function, and change what it rounds.
     """
     import jax
 
     options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-    return jax.jit(function, compiler_options=options)(*arrays)
+    return jax.jit(function, compiler_options=options)
 
 
 def assert_derivatives(function: Callable[..., Any], arrays: Sequence[Array], module: Any) -> None:

@@ -15,14 +15,11 @@ from numpy_cases import (
     assert_close,
     assert_derivatives,
     assert_emulated,
-    by_jax,
+    assert_jaxs,
     call_of,
     case,
     chunks,
     draw,
-    flat,
-    gradient,
-    scalar_of,
     traced,
 )
 
@@ -238,20 +235,10 @@ CASES = {each.name: each for each in (*NN, *LAX)}
 SMOOTH = {name: each for name, each in CASES.items() if each.is_smooth}
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_values_and_gradients_are_jaxs(name: str) -> None:
+@pytest.mark.parametrize("cases", chunks(CASES.values()), ids=lambda cases: cases[0].name)
+def test_values_and_gradients_are_jaxs(cases: list[Case]) -> None:
     jax = pytest.importorskip("jax")
-    each = CASES[name]
-    arrays = draw(each.args, name)
-    theirs = SimpleNamespace(nn=jax.nn, np=jax.numpy, lax=jax.lax)
-    values = [jax.numpy.asarray(x) for x in arrays]
-    assert_close(each.call(OWN, *arrays), by_jax(call_of(each, theirs), *values), each.atol)
-    if not each.is_smooth:
-        return
-    numbers = tuple(position for position, x in enumerate(arrays) if x.dtype == np.float32)
-    weights = [np.cos(np.arange(y.size, dtype=np.float32)).reshape(y.shape) for y in flat(each.call(OWN, *arrays))]
-    wanted = by_jax(jax.grad(scalar_of(call_of(each, theirs), weights, jax.numpy), argnums=numbers), *values)
-    assert_close(gradient(scalar_of(call_of(each, OWN), weights, tnp), arrays, numbers), wanted, max(1e-5, each.atol))
+    assert_jaxs(cases, OWN, SimpleNamespace(nn=jax.nn, np=jax.numpy, lax=jax.lax), tnp)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -261,7 +248,7 @@ def test_traced_is_eager(name: str) -> None:
     assert_close(traced(call_of(each, OWN), arrays), each.call(OWN, *arrays), 1e-6)
 
 
-@pytest.mark.parametrize("cases", chunks(CASES), ids=lambda cases: cases[0].name)
+@pytest.mark.parametrize("cases", chunks(CASES.values()), ids=lambda cases: cases[0].name)
 def test_the_emitted_source_computes_it(cases: list[Case]) -> None:
     assert_emulated(cases, OWN, tnp)
 

@@ -12,13 +12,10 @@ from numpy_cases import (
     assert_close,
     assert_derivatives,
     assert_emulated,
-    by_jax,
+    assert_jaxs,
     call_of,
     chunks,
     draw,
-    flat,
-    gradient,
-    scalar_of,
     traced,
 )
 from numpy_table import CASES
@@ -39,12 +36,11 @@ def test_values_are_numpys(name: str) -> None:
     assert_close(each.call(tnp, *arrays), wanted, each.atol, check_dtype=False)
 
 
-@pytest.mark.parametrize("name", [name for name, each in CASES.items() if each.oracle != "numpy"])
-def test_values_and_dtypes_are_jaxs(name: str) -> None:
-    jnp = pytest.importorskip("jax.numpy")
-    each = CASES[name]
-    arrays = draw(each.args, name)
-    assert_close(each.call(tnp, *arrays), by_jax(call_of(each, jnp), *arrays), each.atol)
+@pytest.mark.parametrize(
+    "cases", chunks(each for each in CASES.values() if each.oracle != "numpy"), ids=lambda cases: cases[0].name
+)
+def test_values_dtypes_and_gradients_are_jaxs(cases: list[Case]) -> None:
+    assert_jaxs(cases, tnp, pytest.importorskip("jax.numpy"), tnp)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int32", "uint8", "bool"])
@@ -73,7 +69,7 @@ def test_traced_is_eager(name: str) -> None:
     assert_close(traced(call_of(each, tnp), arrays), each.call(tnp, *arrays), 1e-7)
 
 
-@pytest.mark.parametrize("cases", chunks(CASES), ids=lambda cases: cases[0].name)
+@pytest.mark.parametrize("cases", chunks(CASES.values()), ids=lambda cases: cases[0].name)
 def test_the_emitted_source_computes_it(cases: list[Case]) -> None:
     assert_emulated(cases, tnp, tnp)
 
@@ -84,24 +80,6 @@ def test_derivatives_are_finite_differences(name: str) -> None:
     each = SMOOTH[name]
     arrays = draw(each.args, name, "float64")
     assert_derivatives(call_of(each, tnp), arrays, tnp)
-
-
-@pytest.mark.parametrize("name", SMOOTH)
-def test_gradients_are_jaxs(name: str) -> None:
-    pytest.importorskip("jax")
-    import jax
-    import jax.numpy as jnp
-
-    each = SMOOTH[name]
-    if each.oracle == "numpy":
-        pytest.skip("jax.numpy has no such function")
-    arrays = draw(each.args, name)
-    numbers = tuple(position for position, x in enumerate(arrays) if x.dtype == np.float32)
-    generator = np.random.default_rng(7)
-    weights = [generator.uniform(0.5, 1.5, y.shape).astype(np.float32) for y in flat(each.call(tnp, *arrays))]
-    wanted = by_jax(jax.grad(scalar_of(call_of(each, jnp), weights, jnp), argnums=numbers), *arrays)
-    got = gradient(scalar_of(call_of(each, tnp), weights, tnp), arrays, numbers)
-    assert_close(got, wanted, max(1e-5, each.atol))
 
 
 @pytest.mark.parametrize("name", [name for name, each in CASES.items() if each.args])

@@ -21,7 +21,7 @@ from trainkernel.regions import plan_region
 from trainkernel.target import Target
 
 RNG = np.random.default_rng(0)
-ROWS = 96
+ROWS = 48
 
 
 def shared_weights() -> tuple[Program, list[Any]]:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from example_steps import SCHEDULE_STEPS, load, training
+from numpy_cases import compiled_by_jax
 
 from trainkernel import random
 from trainkernel.data import load_digits
@@ -23,7 +24,7 @@ jax = pytest.importorskip("jax")
 optax = pytest.importorskip("optax")
 jnp = jax.numpy
 
-NUM_STEPS = 100
+NUM_STEPS = 40
 
 # Losses are sums of float32 roundings in other orders on both sides: within a few units of 2**-24. These trainings are
 # stable, so that what differs after a step fades in the next ones. Seen: 4 units in the first ten steps, 11 later.
@@ -160,7 +161,7 @@ ORACLES = {
 
 
 def jax_losses(oracle: Oracle, module: ModuleType, params: Any) -> Any:
-    @jax.jit
+    @compiled_by_jax
     def step(params: Any, state: Any, *batch: Any) -> Any:
         value, grads = jax.value_and_grad(oracle.loss)(params, *batch)
         updates, state = oracle.optimizer.update(grads, state, params)
@@ -180,7 +181,7 @@ def assert_same(losses: Any, want: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ORACLES)
-def test_losses_of_a_hundred_steps(name: str) -> None:
+def test_losses_of_forty_steps(name: str) -> None:
     module, oracle = load(name), ORACLES[name]
     steps = training(module, oracle.size, NUM_STEPS, oracle.extent)
     _, reports = steps.run(NUM_STEPS, "reference")
@@ -195,7 +196,7 @@ def test_an_ensemble_of_networks() -> None:
     steps = training(module, 8, NUM_STEPS, members)
     _, losses = steps.run(NUM_STEPS, "reference")
 
-    @jax.jit
+    @compiled_by_jax
     @partial(jax.vmap, in_axes=(0, 0, None, None))
     def step(params: Any, rate: Any, x: Any, y: Any) -> Any:
         value, grads = jax.value_and_grad(ensemble_loss)(params, x, y)
