@@ -178,7 +178,7 @@ class Frame:
         spec, place = self.declared[buffer], self.schedule.places[buffer]
         size = max(spec.last_index + 1 - spec.offset, 0) * DTYPES[spec.dtype].itemsize_bytes
         if isinstance(place, ArenaPlace):
-            return Storage("arena", self.plan.entries[buffer].offset_bytes, spec.dtype, size)
+            return Storage("arena", self.plan.entries[place.home or buffer].offset_bytes, spec.dtype, size)
         if isinstance(place, OutputPlace):
             return self._output(place.output_index, spec.dtype, size)
         if isinstance(place, SharedPlace):
@@ -381,8 +381,9 @@ def _layout(schedule: Schedule, base: int) -> MemoryPlan:
             copies = [task] if task.region is None else task.region.parts
             touched += [c.copy.destination for c in copies if c.copy and isinstance(c.copy.destination, str)]
             for name in touched:
-                if isinstance(schedule.places.get(name), ArenaPlace):
-                    lifetimes.setdefault(name, [number, number])[1] = number
+                place = schedule.places.get(name)
+                if isinstance(place, ArenaPlace):
+                    lifetimes.setdefault(place.home or name, [number, number])[1] = number
     entries: dict[str, ArenaEntry] = {}
     for name, (first, last) in lifetimes.items():
         spec = declared[name]

@@ -403,12 +403,26 @@ class _Graph:
                 continue
             first = loop.num_constants
             for spec, initial in zip(loop.outputs[: loop.num_carry], loop.inputs[first:], strict=False):
-                if spec.buffer not in self._no_init and spec.num_elements:
+                if spec.buffer in self._no_init or not spec.num_elements:
+                    continue
+                if self._may_begin_there(node, loop, spec, initial):
+                    self.places[initial.buffer] = ArenaPlace(spec.buffer)
+                else:
                     self._write_before(node, spec, initial)
             if isinstance(loop.length, str):
                 for spec in loop.outputs[loop.num_carry :]:
                     if spec.num_elements:
                         self._write_before(node, spec, None)
+
+    def _may_begin_there(self, loop_node: _Node, loop: Loop, spec: TensorSpec, initial: TensorSpec) -> bool:
+        """Whether a carry's first value, which nobody else reads, may be computed where the carry is."""
+        if not self._is_direct(initial) or self._drafts[self._writer[initial.buffer]].loop is not None:
+            return False
+        own = [self.places[name] for name in (spec.buffer, initial.buffer)]
+        reads = sum(operand.buffer == initial.buffer for operand in loop.inputs)
+        returned = any(output.buffer == initial.buffer for output in self._program.outputs)
+        alone = self._readers(initial.buffer) == [loop_node] and reads == 1 and not returned
+        return alone and all(place == ArenaPlace() for place in own)
 
     def _write_before(self, loop_node: _Node, spec: TensorSpec, source: TensorSpec | None) -> None:
         node = self._copy_task(spec.buffer, source, spec.buffer, spec)

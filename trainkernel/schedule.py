@@ -39,7 +39,9 @@ class OutputPlace:
 
 @dataclass(frozen=True)
 class ArenaPlace:
-    """In the arena; the memory plan gives the offset."""
+    """In the arena; the memory plan gives the offset. With a ``home``, where the buffer of that name is."""
+
+    home: str | None = None
 
 
 @dataclass(frozen=True)

@@ -575,4 +575,4 @@ def _where(region: RegionParts, name: str, layout: SharedLayout) -> tuple[str, i
     if slab is not None:
         return "shared", slab.offset_bytes, slab.offset_bytes + region.bytes_of(name, slab)
     place = region.places[name]
-    return (f"arena {name}" if isinstance(place, ArenaPlace) else str(place)), 0, 1
+    return (f"arena {place.home or name}" if isinstance(place, ArenaPlace) else str(place)), 0, 1
