@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from trainkernel.codegen.text import INDENT, block
 from trainkernel.codegen.values import PointerText
 from trainkernel.memory import Frame
-from trainkernel.schedule import BlockRegion, Staged
+from trainkernel.schedule import BlockRegion, Rounded, Staged
 
 _ITEMSIZE_BYTES = 4
 _MIN_ROW_BYTES = 128
@@ -70,18 +70,41 @@ class BulkFetch:
         ]
 
 
+@dataclass(frozen=True)
+class BulkPlan:
+    """What comes in bulk of a region's copies, by groups for which parts wait: the copies, and how they come.
+
+    ``rounded`` are the matrices of 16-bit elements among what a block would round.
+    """
+
+    groups: tuple[tuple[list[Staged], BulkFetch | None], ...]
+    rounded: frozenset[Rounded]
+
+
 def plan_bulk(
     groups: Sequence[Sequence[Staged]], region: BlockRegion, frame: Frame, base: PointerText, early: Set[str]
-) -> list[tuple[list[Staged], BulkFetch | None]]:
-    """What comes in bulk of each group of a region's copies, of the buffers in ``early``."""
+) -> BulkPlan:
+    """The copies that come in bulk, of the buffers in ``early``."""
+    matrices = [matrix for matrix in region.shared.rounded if matrix.buffer in early and _is_copied(matrix, frame)]
+    matrices = matrices if groups and frame.schedule.target.has_bulk_copies else []
+    first_parts = region.copies[: second_wait(region)]
     found: list[tuple[list[Staged], BulkFetch | None]] = []
-    arrivals = 0
-    for copies in groups:
+    for number, copies in enumerate(groups):
         long = _long_copies(copies, frame, early)
-        rows = tuple(_rows(copy, region, frame, base) for copy in long)
-        found.append((long, BulkFetch(rows, arrivals) if rows else None))
-        arrivals += bool(rows)
-    return found
+        rows = [_rows(copy, region, frame, base) for copy in long]
+        for matrix in matrices:
+            is_soon = len(groups) == 1 or any(matrix in own for own in first_parts)
+            if is_soon == (number == 0):
+                rows.append(_matrix_rows(matrix, region, frame, base))
+        arrival = sum(fetch is not None for _, fetch in found)
+        found.append((long, BulkFetch(tuple(rows), arrival) if rows else None))
+    return BulkPlan(tuple(found), frozenset(matrices))
+
+
+def second_wait(region: BlockRegion) -> int:
+    """The number of the part before which the second block barrier of a piece stands; after the last without one."""
+    waiting = [number for number, waits in enumerate(region.waits[:-1]) if waits]
+    return waiting[1] if len(waiting) > 1 else len(region.parts)
 
 
 def _long_copies(copies: Sequence[Staged], frame: Frame, early: Set[str]) -> list[Staged]:
@@ -90,6 +113,19 @@ def _long_copies(copies: Sequence[Staged], frame: Frame, early: Set[str]) -> lis
         return []
     long = [copy for copy in copies if copy.buffer in early and _is_long(copy)]
     return long if sum(copy.size_bytes for copy in long) >= _MIN_BYTES else []
+
+
+def _is_copied(matrix: Rounded, frame: Frame) -> bool:
+    """Whether a matrix to round is one of 16-bit elements in aligned rows of the arena, without zeros beside them."""
+    storage = frame.storage(matrix.buffer)
+    whole = matrix.shape == (matrix.rows, matrix.columns) and matrix.row_stride % 8 == matrix.offset % 8 == 0
+    return whole and storage.dtype == matrix.dtype and storage.space == "arena" and not storage.steps
+
+
+def _matrix_rows(matrix: Rounded, region: BlockRegion, frame: Frame, base: PointerText) -> _Rows:
+    source = f"(const unsigned char*)({base(frame.storage(matrix.buffer))}) + {2 * matrix.offset}"
+    sizes = (2 * matrix.columns, 2 * matrix.row_stride, 2 * matrix.stride)
+    return _Rows(region.shared.rounded[matrix], source, matrix.rows, *sizes, is_common=True)
 
 
 def _is_long(copy: Staged) -> bool:

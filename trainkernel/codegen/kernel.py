@@ -279,8 +279,8 @@ class _Body:
                 self.templates.add("bulk")
                 self.num_arrivals = max(self.num_arrivals, len(bulk))
             starts = [line for fetch in bulk for line in fetch.early(threads)]
-            if copies.rounds_early:
-                starts.append(self.rounding(task.region, self.num_stages - 1, frame))
+            if copies.rounded and copies.rounds_early:
+                starts.append(self.rounding(copies, task.region, self.num_stages - 1, frame))
             if starts:
                 split = task.region.split
                 piece = f"{self.block}{f' * {split.slices}' if split.slices > 1 else ''}"
@@ -288,10 +288,10 @@ class _Body:
                 lines += block(f"if ({self.block} < {split.partials})", (head if bulk else head[:1]) + starts)
         return lines
 
-    def rounding(self, region: BlockRegion, stage: int, frame: Frame) -> str:
-        """The statement that rounds a region's weights, whose function is registered."""
+    def rounding(self, copies: RegionCopies, region: BlockRegion, stage: int, frame: Frame) -> str:
+        """The statement that rounds weights of a region, whose function is registered."""
         name = f"tk_round_{stage}"
-        self.functions.append(emit_rounded(region, frame, self.base, self.scalar, name))
+        self.functions.append(emit_rounded(copies.rounded, region, frame, self.base, self.scalar, name))
         self.templates.add("tensor_sums")
         steps = "".join(f", step_{depth}" for depth in range(frame.depth))
         return f"{name}(p, shared{steps});"
@@ -437,8 +437,8 @@ class _Body:
             lines += group.bulk.later(threads, is_first) if group.bulk is not None else []
             self.lines += [f"{inner}{line}" for line in lines]
             self.lines.append(f"{inner}tk_cp_async_commit();")
-        if region.shared.rounded and not copies.rounds_early:
-            self.lines.append(f"{inner}if ({is_first}) {self.rounding(region, stage, frame)}")
+        if copies.rounded and not copies.rounds_early:
+            self.lines.append(f"{inner}if ({is_first}) {self.rounding(copies, region, stage, frame)}")
         under_way = len(groups)
         for part, waits in zip(region.parts, region.waits, strict=False):
             lines = self.part(part, stage, frame, region)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeAlias
 
 from trainkernel.access import cast_source
-from trainkernel.codegen.bulk import BulkFetch, plan_bulk
+from trainkernel.codegen.bulk import BulkFetch, plan_bulk, second_wait
 from trainkernel.codegen.conversions import C_TYPES
 from trainkernel.codegen.near import Epilogue, NearOperand, multiply
 from trainkernel.codegen.text import INDENT, block, comment, escape, flag, function_object
@@ -20,7 +20,7 @@ from trainkernel.memory import Frame, Storage
 from trainkernel.near_products import PANEL_PAD, filled_shape, panel_depth, stream_columns
 from trainkernel.ops import literal
 from trainkernel.product_plans import SIXTEEN_BIT_FORMATS, ProductPlan
-from trainkernel.schedule import BlockRegion, Staged, Task
+from trainkernel.schedule import BlockRegion, Rounded, Staged, Task
 from trainkernel.shared import (
     epilogue_cost,
     filled_stride,
@@ -86,12 +86,13 @@ class FetchGroup:
 
 @dataclass(frozen=True)
 class RegionCopies:
-    """The copies of a piece: ``groups`` for which parts wait, one after another.
+    """The copies of a piece: ``groups`` for which parts wait, one after another; what a block rounds.
 
-    ``rounds_early``: the weights that a block rounds can be read before the grid barrier in front of the stage.
+    ``rounds_early``: all of that can be read before the grid barrier in front of the stage.
     """
 
     groups: tuple[FetchGroup, ...]
+    rounded: tuple[Rounded, ...]
     rounds_early: bool
 
 
@@ -108,12 +109,13 @@ def plan_fetches(
     Buffers in ``early`` may be read before the grid barrier in front of the region's stage.
     """
     groups = _in_order_of_use(region)
+    plan = plan_bulk(groups, region, frame, base, early)
     found = []
-    for name, copies, (long, bulk) in zip("ab", groups, plan_bulk(groups, region, frame, base, early), strict=False):
+    for name, copies, (long, bulk) in zip("ab", groups, plan.groups, strict=False):
         rest = [copy for copy in copies if copy not in long]
         found.append(FetchGroup(tuple(_tables(rest, region, frame.storage, tensor, f"{prefix}_{name}")), bulk))
-    rounded = region.shared.rounded
-    return RegionCopies(tuple(found), bool(rounded) and all(matrix.buffer in early for matrix in rounded))
+    rounded = tuple(matrix for matrix in region.shared.rounded if matrix not in plan.rounded)
+    return RegionCopies(tuple(found), rounded, all(matrix.buffer in early for matrix in rounded))
 
 
 def plan_kept(
@@ -158,9 +160,8 @@ def _tables(
 def _in_order_of_use(region: BlockRegion) -> list[list[Staged]]:
     """The staged copies: first what the parts up to the second barrier read, then, if it is much, the rest."""
     copies = sorted(region.shared.staged, key=lambda copy: region.shared.staged[copy])
-    waiting = [number for number, waits in enumerate(region.waits[:-1]) if waits]
-    if len(waiting) > 1:
-        first = {copy for own in region.copies[: waiting[1]] for copy in own}
+    if second_wait(region) < len(region.parts):
+        first = {copy for own in region.copies[: second_wait(region)] for copy in own}
         later = [copy for copy in copies if copy not in first]
         if first and sum(copy.size_bytes for copy in later) >= _MIN_LATER_BYTES:
             return [[copy for copy in copies if copy in first], later]
@@ -195,15 +196,17 @@ def _entries(copy: Staged, at: int, storage: Storage, tensor: int, step_stride: 
             yield f"{{{values}}} /* {escape(copy.buffer)} */"
 
 
-def emit_rounded(region: BlockRegion, frame: Frame, base: PointerText, scalar: PointerText, name: str) -> str:
-    """The function that rounds a region's weights for all pieces of a block."""
+def emit_rounded(
+    rounded: Sequence[Rounded], region: BlockRegion, frame: Frame, base: PointerText, scalar: PointerText, name: str
+) -> str:
+    """The function that rounds some of a region's weights for all pieces of a block."""
     scope = TaskScope(frame, base, scalar, hoist=False)
     threads = frame.schedule.options.threads
     statements = []
-    for number, (matrix, at) in enumerate(region.shared.rounded.items()):
+    for number, matrix in enumerate(rounded):
         source = scope.pointer(matrix.buffer, frame.storage(matrix.buffer), const=True)
         first = f"{source} + {matrix.offset}" if matrix.offset else source
-        to = f"({DTYPES[matrix.dtype].cuda}*)(slabs + {at})"
+        to = f"({DTYPES[matrix.dtype].cuda}*)(slabs + {region.shared.rounded[matrix]})"
         rows, columns = matrix.shape
         if matrix.shape == (matrix.rows, matrix.columns) and matrix.row_stride % 4 == 0:
             sizes = f"{rows}, {columns}, {threads}, {matrix.stride}"
