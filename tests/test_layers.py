@@ -48,6 +48,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("lowering",),
     ("schedule",),
     ("shared", "block_ranges"),
+    ("balancing",),
     ("fusion", "row_groups", "placement"),
     ("memory",),
     ("verify",),

@@ -71,9 +71,19 @@ def block_ranges(shares: Sequence[Share], num_blocks: int) -> list[BlockRange | 
     num_blocks : int
         Of the grid that is to be expected.
     """
-    default: list[BlockRange | None] = [None] * len(shares)
     if len(shares) < 2:
-        return default
+        return [None] * len(shares)
+    return _best(shares, num_blocks)[1]
+
+
+def stage_us(shares: Sequence[Share], num_blocks: int) -> float:
+    """Estimated time until the last block of a stage has finished, barriers apart."""
+    return _best(shares, num_blocks)[0]
+
+
+def _best(shares: Sequence[Share], num_blocks: int) -> tuple[float, list[BlockRange | None]]:
+    default: list[BlockRange | None] = [None] * len(shares)
+    default_us = _default_us(shares, num_blocks)
     busy_us = [0.0] * num_blocks
     ranges = list(default)
     order = sorted(range(len(shares)), key=lambda n: (not shares[n].fixed, -shares[n].piece_us, n))
@@ -85,7 +95,9 @@ def block_ranges(shares: Sequence[Share], num_blocks: int) -> list[BlockRange | 
         chosen = min(_candidates(share, busy_us), key=lambda each: _end_us(busy_us, share, each))
         _add(busy_us, share, chosen)
         ranges[number] = chosen
-    return ranges if max(busy_us) + _LEAST_GAIN_US < _default_us(shares, num_blocks) else default
+    if max(busy_us) + _LEAST_GAIN_US < default_us:
+        return max(busy_us), ranges
+    return default_us, default
 
 
 def _candidates(share: Share, busy_us: Sequence[float]) -> list[BlockRange]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from trainkernel.arithmetic import kind_of
+from trainkernel.balancing import balanced
 from trainkernel.carried_casts import carry_casts
 from trainkernel.errors import ProgramError, VerificationError
 from trainkernel.fusion import FusedProgram, TaskDraft, aligned_reads, form_tasks
@@ -132,7 +133,7 @@ def _schedule_level(
     graph.place_outputs(inplace_outputs)
     return Schedule(
         program=program,
-        stages=graph.stages(),
+        stages=balanced(graph.stages(), target, options),
         places=graph.places,
         inlined=fused.inlined,
         inplace_outputs=dict(inplace_outputs),

@@ -1,22 +1,23 @@
 """How a product is split into pieces and which path it takes: chosen from shapes, target and options.
 
 The choice depends on the operation's own shapes and dtypes, on the target and on the options,
-never on the grid or on what is fused into it: so fusing does not change a bit.
+never on the grid or on what is fused into it: so fusing does not change a bit. Larger tiles may be taken
+beside other tasks, if they add up each sum in the same order.
 """
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
 from trainkernel.arithmetic import domain_of, scale_of
-from trainkernel.block_tiles import on_best_cores
+from trainkernel.block_tiles import block_tile, on_best_cores
 from trainkernel.ir import Operation, TensorSpec
 from trainkernel.near_products import PANEL_PAD, panel_bytes, panel_depth, panel_operands_bytes
 from trainkernel.options import Options
-from trainkernel.product_costs import panel_cost_us, tile_cost_us
+from trainkernel.product_costs import panel_cost_us, tile_cost_us, tile_groups
 from trainkernel.product_plans import SIXTEEN_BIT_FORMATS, ProductPlan, ceil_div, tensor_format
 from trainkernel.target import Target
 
@@ -97,36 +98,33 @@ def _best_panels(
     batch: int, shape: tuple[int, int, int], target: Target, options: Options, tensor: str
 ) -> tuple[float, ProductPlan] | None:
     """Estimated time and plan of the best panels, if any fit."""
+    best: tuple[float, ProductPlan] | None = None
+    for plan in _panels(batch, shape, target, options, tensor):
+        cost = panel_cost_us(plan, target, options.threads)
+        if best is None or cost < best[0] - 1e-9:
+            best = (cost, plan)
+    return best
+
+
+def _panels(
+    batch: int, shape: tuple[int, int, int], target: Target, options: Options, tensor: str
+) -> Iterator[ProductPlan]:
+    """Panels that fit."""
     m, n, k = shape
     widths = [options.gemm_tile_n] if options.gemm_tile_n else [16, 32, 64]
-    best: tuple[float, ProductPlan] | None = None
+    most_bytes = min(target.shared_bytes_per_block, MAX_PANEL_BYTES)
     for tile_m in (8, 16, 32, 64):
         for tile_n in widths:
             if (tile_m > 8 and tile_m >= 2 * m) or (tile_n > 16 and tile_n >= 2 * n and not options.gemm_tile_n):
                 continue
             for split in SPLITS:
                 chunk = k if split == 1 else ceil_div(ceil_div(k, split), 32) * 32
-                plan = ProductPlan(
-                    "panel",
-                    m,
-                    n,
-                    k,
-                    tile_m,
-                    tile_n,
-                    panel_depth(chunk),
-                    ceil_div(k, chunk),
-                    chunk,
-                    4 * PANEL_PAD,
-                    batch,
-                )
+                depth, skew = panel_depth(chunk), 4 * PANEL_PAD
+                plan = ProductPlan("panel", m, n, k, tile_m, tile_n, depth, ceil_div(k, chunk), chunk, skew, batch)
                 plan = on_best_cores(plan, tensor, options.threads)
-                most_bytes = min(target.shared_bytes_per_block, MAX_PANEL_BYTES)
                 if panel_operands_bytes(plan) > most_bytes or panel_bytes(plan, target, options.threads) > most_bytes:
                     continue
-                cost = panel_cost_us(plan, target, options.threads)
-                if best is None or cost < best[0] - 1e-9:
-                    best = (cost, plan)
-    return best
+                yield plan
 
 
 def _vector_product(batch: int, m: int, n: int, k: int, target: Target, skew: int) -> ProductPlan:
@@ -192,12 +190,24 @@ def _depth_step(path: str, chunk: int, outer: int, options: Options) -> int:
     return 128 if path == "tensor" and chunk > 64 and outer <= 64 else 64
 
 
-@functools.lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024)
 def _best_tiles(
     paths: tuple[str, ...], batch: int, shape: tuple[int, int, int], target: Target, options: Options, skew: int
 ) -> ProductPlan:
-    m, n, k = shape
     best: tuple[float, ProductPlan] | None = None
+    for plan in _tiles(paths, batch, shape, options, skew):
+        cost = tile_cost_us(plan, target)
+        if best is None or cost < best[0] - 1e-9:
+            best = (cost, plan)
+    assert best is not None
+    return best[1]
+
+
+def _tiles(
+    paths: tuple[str, ...], batch: int, shape: tuple[int, int, int], options: Options, skew: int
+) -> Iterator[ProductPlan]:
+    """Tiles of some paths, with every split of the depth."""
+    m, n, k = shape
     for path in paths:
         own_skew = 0 if path in ("warpgroup", "split") else skew
         for tile_m, tile_n in _tile_choices(path, m, n, options):
@@ -207,8 +217,39 @@ def _best_tiles(
                 plan = ProductPlan(path, m, n, k, tile_m, tile_n, step, ceil_div(k, chunk), chunk, own_skew, batch)
                 if path == "split":
                     plan = replace(plan, tensor="tf32" if options.precision == "tf32" else "tf32x3")
-                cost = tile_cost_us(plan, target)
-                if best is None or cost < best[0] - 1e-9:
-                    best = (cost, plan)
-    assert best is not None
-    return best[1]
+                yield plan
+
+
+def larger_tiles(plan: ProductPlan, operation: Operation, target: Target, options: Options) -> list[ProductPlan]:
+    """The plan with fewer, larger tiles, in the order of their pieces, that add up each sum in the same order."""
+    shape = (plan.m, plan.n, plan.k)
+    if plan.split > 1 or plan.path not in ("panel", "tile", "tensor"):
+        return []
+    if plan.path == "panel":
+        a, b = operation.inputs[-2:]
+        assert isinstance(a, TensorSpec) and isinstance(b, TensorSpec)
+        others = list(_panels(plan.batch, shape, target, options, tensor_format(a, b, options)))
+    else:
+        others = list(_tiles((plan.path,), plan.batch, shape, options, plan.skew_bytes))
+    order = _order_of_sums(plan, target, options)
+    return sorted(
+        (
+            other
+            for other in others
+            if other.split == 1
+            and other.num_pieces < plan.num_pieces
+            and _order_of_sums(other, target, options) == order
+        ),
+        key=lambda other: -other.num_pieces,
+    )
+
+
+def _order_of_sums(plan: ProductPlan, target: Target, options: Options) -> tuple[object, ...]:
+    """What decides in which order a plan's tiles add up a sum."""
+    if plan.path == "tensor":
+        return ("tensor",)
+    if plan.tensor:
+        return (plan,)
+    if plan.path == "panel":
+        return ("panel", plan.tile_k, block_tile(plan.tile_m, plan.tile_n, plan.tile_k, options.threads).lanes_k)
+    return ("tile", plan.tile_k, tile_groups(plan, options.threads, target))
