@@ -33,6 +33,7 @@ _PADDED_SLAB = 1.0625
 _BLOCK_FLOPS_PER_US = 1.8e5
 _BLOCK_EVALUATIONS_PER_US = 2.5e4
 _BLOCK_BYTES_PER_US = 3.5e4
+_EARLY_BYTES_PER_US = 8.0e4
 _STREAM_BYTES_PER_US = 2.4e4
 _L2_BYTES_PER_US = 5.5e6
 _REGION_US = 0.8
@@ -188,8 +189,12 @@ class RegionCost:
         far_bytes = max(0.0, slab_bytes + kept_bytes - room_bytes)
         piece_us += far_bytes / _FAR_BYTES_PER_US
         blocks = min(split.partials, self._target.num_sms)
+        # Behind products on the whole grid, what is kept comes while a block waits for the others.
+        before = {item.name for item in self._items if item.kind == "product" and not plan.has(item.name)}
+        early = any(name in before for item in inside for name in item.operands)
+        kept_rate = _EARLY_BYTES_PER_US if early else _BLOCK_BYTES_PER_US
         moved_us = max(
-            kept_bytes / _BLOCK_BYTES_PER_US + streamed_bytes / _STREAM_BYTES_PER_US,
+            kept_bytes / kept_rate + streamed_bytes / _STREAM_BYTES_PER_US,
             blocks * (kept_bytes + streamed_bytes) / _L2_BYTES_PER_US,
         )
         return waves * (piece_us + moved_us) + self._left_us(plan) + 2 * partial_bytes / _PARTIAL_BYTES_PER_US
