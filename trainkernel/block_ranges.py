@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from trainkernel.product_costs import piece_cost_us
 from trainkernel.product_plans import ProductPlan, ceil_div
@@ -73,16 +74,17 @@ def block_ranges(shares: Sequence[Share], num_blocks: int) -> list[BlockRange | 
     """
     if len(shares) < 2:
         return [None] * len(shares)
-    return _best(shares, num_blocks)[1]
+    return list(_best(tuple(shares), num_blocks)[1])
 
 
 def stage_us(shares: Sequence[Share], num_blocks: int) -> float:
     """Estimated time until the last block of a stage has finished, barriers apart."""
-    return _best(shares, num_blocks)[0]
+    return _best(tuple(shares), num_blocks)[0]
 
 
-def _best(shares: Sequence[Share], num_blocks: int) -> tuple[float, list[BlockRange | None]]:
-    default: list[BlockRange | None] = [None] * len(shares)
+@lru_cache(maxsize=4096)
+def _best(shares: tuple[Share, ...], num_blocks: int) -> tuple[float, tuple[BlockRange | None, ...]]:
+    default: tuple[BlockRange | None, ...] = (None,) * len(shares)
     default_us = _default_us(shares, num_blocks)
     busy_us = [0.0] * num_blocks
     ranges = list(default)
@@ -96,7 +98,7 @@ def _best(shares: Sequence[Share], num_blocks: int) -> tuple[float, list[BlockRa
         _add(busy_us, share, chosen)
         ranges[number] = chosen
     if max(busy_us) + _LEAST_GAIN_US < default_us:
-        return max(busy_us), ranges
+        return max(busy_us), tuple(ranges)
     return default_us, default
 
 
@@ -121,15 +123,16 @@ def _end_us(busy_us: Sequence[float], share: Share, blocks: BlockRange) -> tuple
 
 
 def _add(busy_us: list[float], share: Share, blocks: BlockRange) -> None:
-    for piece in range(share.num_pieces):
-        busy_us[blocks.first + piece % blocks.width] += share.piece_us
+    """Pieces in turn from the range's first block on; a range may go on at the first of all blocks."""
+    rounds, rest = divmod(share.num_pieces, blocks.width)
+    for place in range(blocks.width):
+        busy_us[(blocks.first + place) % len(busy_us)] += share.piece_us * (rounds + (place < rest))
 
 
 def _default_us(shares: Sequence[Share], num_blocks: int) -> float:
     busy_us = [0.0] * num_blocks
     offset = 0
     for share in shares:
-        for piece in range(share.num_pieces):
-            busy_us[((0 if share.fixed else offset) + piece) % num_blocks] += share.piece_us
+        _add(busy_us, share, BlockRange(0 if share.fixed else offset % num_blocks, num_blocks))
         offset += share.num_pieces
     return max(busy_us)
