@@ -120,7 +120,7 @@ def _best_panels(
                     batch,
                 )
                 plan = on_best_cores(plan, tensor, options.threads)
-                most_bytes = min(target.shared_bytes_per_block, MAX_PANEL_BYTES)
+                most_bytes = min(target.task_shared_bytes, MAX_PANEL_BYTES)
                 if panel_operands_bytes(plan) > most_bytes or panel_bytes(plan, target, options.threads) > most_bytes:
                     continue
                 cost = panel_cost_us(plan, target, options.threads)
