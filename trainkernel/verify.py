@@ -214,6 +214,9 @@ def _check_lifetimes(plan: MemoryPlan, limit: int) -> None:
 def _walk(frame: Frame, walk: _Walk) -> None:
     plan = frame.plan
     for stage, scope, early in zip(frame.schedule.stages, plan.barriers, plan.early, strict=True):
+        if early and scope != "grid":
+            names = ", ".join(task.name for task in stage.tasks)
+            raise VerificationError(f"stage {names!r} copies {sorted(early)} before a grid barrier that it has not")
         for task in stage.tasks:
             if task.region is not None:
                 walk.copy_early(task, early, frame)
