@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,16 +11,6 @@ import numpy as np
 from trainkernel.builder import ProgramBuilder
 from trainkernel.ir import Program, TensorSpec
 from trainkernel.target import Target
-
-
-@dataclass(frozen=True)
-class Case:
-    """A program, its inputs, and the options under which it is generated."""
-
-    name: str
-    program: Program
-    inputs: tuple[Any, ...]
-    options: Mapping[str, Any]
 
 
 def perceptron_step(
