@@ -16,19 +16,21 @@ from trainkernel.ir import Loop, Program
 
 MAX_UNKNOWN = 0.05
 """Largest share of elements about which the error bound may say nothing."""
+_ALIGNMENT_BYTES = 64
 
 
 def copies(inputs: Sequence[Any]) -> list[Any]:
-    """Copies of the inputs with their strides, for launches that update some in place."""
+    """Copies of the inputs with their strides and alignment, for launches that update some in place."""
     return [_copy(value) if isinstance(value, np.ndarray) else value for value in inputs]
 
 
 def _copy(array: NDArray[Any]) -> NDArray[Any]:
-    if array.size == 0 or array.flags.c_contiguous:
+    if array.size == 0:
         return array.copy()
     last = sum((size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True))
-    base = np.zeros(last + array.itemsize, np.uint8)
-    copy = np.ndarray(array.shape, array.dtype, base, 0, array.strides)
+    base = np.zeros(last + array.itemsize + 2 * _ALIGNMENT_BYTES, np.uint8)
+    start = -base.ctypes.data % _ALIGNMENT_BYTES + array.ctypes.data % _ALIGNMENT_BYTES
+    copy = np.ndarray(array.shape, array.dtype, base, start, array.strides)
     copy[...] = array
     return copy
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ from harness import bits, check, emulate
 from trainkernel.builder import ProgramBuilder
 from trainkernel.codegen import generate
 from trainkernel.dtypes import DTYPES
+from trainkernel.errors import VerificationError
 from trainkernel.ir import Loop, Program, ScalarSpec, TensorSpec
+from trainkernel.verify import verify_plan
 
 OFF: dict[str, Any] = {"fuse_pointwise": False, "fuse_epilogues": False, "inline_input_casts": False}
 
@@ -303,3 +306,24 @@ def test_blocks_of_one_multiprocessor_are_numbered_far_apart() -> None:
     assert "tk_spread_block<" not in generate(program, region_pieces=0, blocks_per_sm=1, gemm_k_tile=16).source
     for stamps in (False, True):
         prove(program, stamps=stamps, **options)
+
+
+@pytest.mark.parametrize("length", [None, 1])
+def test_barriers_of_a_loop_without_steps_order_nothing(length: int | None) -> None:
+    """What stands before a loop and after it needs a barrier beside those of its steps, if it may have none."""
+    body = ProgramBuilder()
+    carry = body.input("carry", (64, 64))
+    step = body.build([body.op("tanh", body.op("mm", carry, carry))])
+    b = ProgramBuilder()
+    start, x = b.input("start", (64, 64)), b.input("x", (40, 30))
+    y = b.op("mm", x, b.input("u", (30, 20)))
+    steps = b.scalar("steps", "int32") if length is None else length
+    (last,) = b.loop(step, [start], num_carry=1, length=steps)
+    program = b.build([last, b.op("mm", y.T, y)])
+    generated = generate(program, region_pieces=0, inplace_outputs={0: 0})
+    plan = replace(generated.plan, barriers=(None,) * len(generated.plan.barriers))
+    if length == 1:
+        verify_plan(generated.schedule, plan)
+        return
+    with pytest.raises(VerificationError, match="meet at"):
+        verify_plan(generated.schedule, plan)

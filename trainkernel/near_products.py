@@ -131,7 +131,7 @@ def stores_pairs(plan: ProductPlan, threads: int, epilogue_cost: float, target: 
     if 4 * tile.units * epilogue_cost <= _MAX_PAIRS_COST:
         return True
     operands_bytes = sum(filled_bytes(plan)) if plan.tensor in SIXTEEN_BIT_FORMATS else 0
-    return operands_bytes + _tensor_sums_bytes(plan, tile) > target.shared_bytes_per_block
+    return operands_bytes + _tensor_sums_bytes(plan, tile) > target.task_shared_bytes
 
 
 def _tensor_sums_bytes(plan: ProductPlan, tile: TensorTile) -> int:

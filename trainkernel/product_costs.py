@@ -76,9 +76,9 @@ def pipeline_stages(plan: ProductPlan, target: Target) -> int:
     steps = ceil_div(min(plan.chunk, plan.k), plan.tile_k)
     if plan.path == "warpgroup":
         most = SHARED_SM_BYTES if plan.tile_m * plan.tile_n <= MAX_SHARED_TILE else MAX_WARPGROUP_BYTES
-        fit = min(target.shared_bytes_per_block, most) // step_bytes
+        fit = min(target.task_shared_bytes, most) // step_bytes
         return max(3, min(MAX_WARPGROUP_STAGES, fit, 2 + steps))
-    fit = min(target.shared_bytes_per_block, MAX_PIPELINE_BYTES) // step_bytes
+    fit = min(target.task_shared_bytes, MAX_PIPELINE_BYTES) // step_bytes
     return max(2, min(MAX_STAGES, fit, 1 + steps))
 
 
@@ -130,7 +130,7 @@ def tile_groups(plan: ProductPlan, threads: int, target: Target) -> int:
         micro_m = sums // micro_n
         if groups > 1 and (sums > _MAX_TILE_SUMS or plan.tile_m % micro_m or 4 * groups > plan.tile_k):
             continue
-        if groups > 1 and 4 * groups * plan.tile_m * tile_sums_stride(plan) > target.shared_bytes_per_block:
+        if groups > 1 and 4 * groups * plan.tile_m * tile_sums_stride(plan) > target.task_shared_bytes:
             continue
         uses.append((_tile_groups_cycles(plan, groups, micro_m, micro_n, threads), groups))
     return min(uses)[1]

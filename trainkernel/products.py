@@ -112,7 +112,7 @@ def _panels(
     """Panels that fit."""
     m, n, k = shape
     widths = [options.gemm_tile_n] if options.gemm_tile_n else [16, 32, 64]
-    most_bytes = min(target.shared_bytes_per_block, MAX_PANEL_BYTES)
+    most_bytes = min(target.task_shared_bytes, MAX_PANEL_BYTES)
     for tile_m in (8, 16, 32, 64):
         for tile_n in widths:
             if (tile_m > 8 and tile_m >= 2 * m) or (tile_n > 16 and tile_n >= 2 * n and not options.gemm_tile_n):

@@ -112,7 +112,7 @@ class RegionCost:
         """Whether shared memory holds what each product of the region needs, whatever will be fused."""
         evaluated = {item.name for item in self._items if item.kind == "pointwise" or item.name not in plan.rows}
         return all(
-            self._scratch_bytes(item, plan, evaluated) <= self._target.shared_bytes_per_block
+            self._scratch_bytes(item, plan, evaluated) <= self._target.task_shared_bytes
             for item in self._items
             if plan.has(item.name)
         )
@@ -179,13 +179,13 @@ class RegionCost:
                 slab_bytes += self._sizes[item.name] // split.pieces
             pieces = 1 if item.name in plan.sums.results else split.pieces
             piece_us += _part_us(item, pieces, partial, self._threads)
-        if split.pieces > 1 and slab_bytes > _SLAB_SHARE * self._target.shared_bytes_per_block:
+        if split.pieces > 1 and slab_bytes > _SLAB_SHARE * self._target.task_shared_bytes:
             return float("inf")  # values would go through device memory, part by part
         kept_bytes, streamed_bytes = self._bytes_from_outside(inside, plan)
-        room_bytes = _SHARED_SHARE * self._target.shared_bytes_per_block
+        room_bytes = _SHARED_SHARE * self._target.task_shared_bytes
         scratch_bytes = max((self._scratch_bytes(item, plan, frozenset()) for item in inside if item.tensor), default=0)
         if scratch_bytes:
-            room_bytes = self._target.shared_bytes_per_block - scratch_bytes
+            room_bytes = self._target.task_shared_bytes - scratch_bytes
         far_bytes = max(0.0, slab_bytes + kept_bytes - room_bytes)
         piece_us += far_bytes / _FAR_BYTES_PER_US
         blocks = min(split.partials, self._target.num_sms)
@@ -212,7 +212,7 @@ class RegionCost:
         partials = {item.name: 4 * item.num_elements for item in inside if item.name in plan.partials}
         slab_bytes = self._peak_slab_bytes(inside, plan)
         scratch_bytes: float = max((self._sums_bytes(item, plan) for item in inside if item.tensor), default=0)
-        room_bytes = self._target.shared_bytes_per_block - scratch_bytes - slab_bytes
+        room_bytes = self._target.task_shared_bytes - scratch_bytes - slab_bytes
         if room_bytes < 0:
             return float("inf")
         piece_us = _REGION_US + sum(
@@ -238,7 +238,7 @@ class RegionCost:
             else:
                 scratch_bytes = max(scratch_bytes, _PADDED_SLAB * size)  # rounded there for each use
                 piece_us += 2 * count * size / _BLOCK_BYTES_PER_US
-        if slab_bytes + scratch_bytes > self._target.shared_bytes_per_block:
+        if slab_bytes + scratch_bytes > self._target.task_shared_bytes:
             return float("inf")
         for size in sorted(partials.values()):
             if size <= room_bytes:
@@ -274,7 +274,7 @@ class RegionCost:
 
     def _bytes_from_outside(self, inside: list[_ItemCost], plan: RegionPlan) -> tuple[float, float]:
         """What a block fetches for a piece: what it keeps, and what does not fit, with each use."""
-        room = 0.6 * self._target.shared_bytes_per_block
+        room = 0.6 * self._target.task_shared_bytes
         uses: dict[tuple[str, bool], int] = {}
         kept, streamed = 0.0, 0.0
         for item in inside:

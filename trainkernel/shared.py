@@ -38,7 +38,7 @@ from trainkernel.product_plans import SIXTEEN_BIT_FORMATS, TENSOR_DEPTHS, Produc
 from trainkernel.reduction_plans import WARP_COLUMNS, ReductionPlan
 from trainkernel.region_plans import Split
 from trainkernel.schedule import ArenaPlace, Place, Rounded, SharedLayout, SharedPlace, Staged, Task, runs_whole
-from trainkernel.target import ARRIVALS_BYTES, Target
+from trainkernel.target import Target
 
 _ALIGNMENT_BYTES = 128
 _BANKS_APART = 16
@@ -211,9 +211,7 @@ def _laid_out(region: RegionParts, private: Sequence[str], near: SharedLayout, t
     """The layout beside the scratch that parts need if what is ``near`` lies in shared memory."""
     parts, split = region.parts, region.split
     scratch_bytes = max((_scratch_bytes(region, part, near) for part in parts), default=0)
-    limit_bytes = region.target.shared_bytes_per_block - scratch_bytes
-    if region.target.has_bulk_copies:
-        limit_bytes -= ARRIVALS_BYTES
+    limit_bytes = region.target.task_shared_bytes - scratch_bytes
     taken: list[Interval] = []
 
     def placed(size_bytes: int, first: int, last: int) -> int | None:

@@ -69,6 +69,11 @@ class Target:
         """Whether rows can come to shared memory by bulk copies: from sm_90 on, as clusters."""
         return self.max_cluster_blocks > 1
 
+    @property
+    def task_shared_bytes(self) -> int:
+        """Shared memory that a block's tasks may use: what it may have, but for the barriers of bulk copies."""
+        return self.shared_bytes_per_block - (ARRIVALS_BYTES if self.has_bulk_copies else 0)
+
     @staticmethod
     def preset(name: str) -> Target:
         """The named preset.

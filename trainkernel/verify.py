@@ -2,19 +2,24 @@
 
 It does not look at how the scheduler chose stages or the planner barriers. It walks the tasks
 in the order in which the kernel will run them (loop bodies twice, which shows every hazard between
-neighbouring iterations), keeps for every byte range who touched it since the last barrier, and
-refuses a plan in which two conflicting tasks meet without a barrier of the scope that they need:
-the grid's, or, between tasks that touch the rows of their own piece, the block's.
+neighbouring iterations; the barriers of a loop that may take no step order nothing before it), keeps
+for every byte range who touched it since the last barrier, and refuses a plan in which two
+conflicting tasks meet without a barrier of the scope that they need: the grid's, or, between tasks
+that touch the rows of their own piece, the block's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from trainkernel.errors import VerificationError
 from trainkernel.memory import ByteRange, Frame, MemoryPlan, Scope, byte_range, copied_range, home_range
 from trainkernel.schedule import BlockRegion, Rounded, Schedule, Staged, Task
+
+_Since: TypeAlias = dict[str, dict[str, dict[tuple[ByteRange, bool], str]]]
+"""By scope, then by memory space, then by what was touched and how: who was the last."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +33,7 @@ class _Walk:
     """Accesses since the last barrier of each scope, in execution order."""
 
     def __init__(self) -> None:
-        # By scope, then by memory space, then by what was touched and how: who was the last.
-        self._since: dict[str, dict[str, dict[tuple[ByteRange, bool], str]]] = {"grid": {}, "block": {}}
+        self._since: _Since = {"grid": {}, "block": {}}
         self._written: dict[str, set[ByteRange]] = {}
         # What a loop keeps near: copies and carries; the arrays of both.
         self._kept: list[tuple[ByteRange, frozenset[str]]] = []
@@ -41,6 +45,18 @@ class _Walk:
             self._since["block"].clear()
         if scope == "grid":
             self._since["grid"].clear()
+
+    def since(self) -> _Since:
+        """What was touched since the last barrier of each scope."""
+        return {
+            scope: {space: dict(touched) for space, touched in spaces.items()} for scope, spaces in self._since.items()
+        }
+
+    def may_skip(self, before: _Since) -> None:
+        """A loop may have taken no step: its barriers order nothing of what was touched ``before`` it."""
+        for scope, spaces in before.items():
+            for space, touched in spaces.items():
+                self._since[scope][space] = {**touched, **self._since[scope].get(space, {})}
 
     def copy_early(self, task: Task, names: frozenset[str], frame: Frame) -> None:
         """Before the grid barrier in front of a region some of its copies start: nobody may have written to those."""
@@ -214,6 +230,9 @@ def _check_lifetimes(plan: MemoryPlan, limit: int) -> None:
 def _walk(frame: Frame, walk: _Walk) -> None:
     plan = frame.plan
     for stage, scope, early in zip(frame.schedule.stages, plan.barriers, plan.early, strict=True):
+        if early and scope != "grid":
+            names = ", ".join(task.name for task in stage.tasks)
+            raise VerificationError(f"stage {names!r} copies {sorted(early)} before a grid barrier that it has not")
         for task in stage.tasks:
             if task.region is not None:
                 walk.copy_early(task, early, frame)
@@ -225,8 +244,11 @@ def _walk(frame: Frame, walk: _Walk) -> None:
             inner, keeper = frame.inside(task.loop), task.loop.keeper
             if keeper is not None:
                 walk.enter(task, keeper, inner)
+            before = walk.since()
             for _ in range(2):
                 _walk(inner, walk)
                 walk.barrier(inner.plan.back_edge)
+            if not isinstance(task.loop.loop.length, int) or task.loop.loop.length < 1:
+                walk.may_skip(before)
             if keeper is not None:
                 walk.leave(task, keeper, inner)

@@ -111,7 +111,7 @@ def _long_copies(copies: Sequence[Staged], frame: Frame, early: Set[str]) -> lis
     """The copies that come in bulk: early ones of long, aligned rows, if they are much."""
     if not frame.schedule.target.has_bulk_copies:
         return []
-    long = [copy for copy in copies if copy.buffer in early and _is_long(copy)]
+    long = [copy for copy in copies if copy.buffer in early and _is_long(copy) and _is_aligned(copy, frame)]
     return long if sum(copy.size_bytes for copy in long) >= _MIN_BYTES else []
 
 
@@ -133,6 +133,12 @@ def _is_long(copy: Staged) -> bool:
     if copy.rows > 1:
         whole = whole and copy.row_stride % 4 == copy.stride % 4 == 0
     return whole and copy.size_bytes >= _MIN_COPY_BYTES and _ITEMSIZE_BYTES * copy.columns >= _MIN_ROW_BYTES
+
+
+def _is_aligned(copy: Staged, frame: Frame) -> bool:
+    """Whether a copy begins at a whole 16 bytes wherever its array does."""
+    storage = frame.storage(copy.buffer)
+    return (storage.element_offset + copy.offset) % 4 == 0 and all(stride % 4 == 0 for _, stride in storage.steps)
 
 
 def _rows(copy: Staged, region: BlockRegion, frame: Frame, base: PointerText) -> _Rows:

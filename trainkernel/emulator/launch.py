@@ -22,6 +22,7 @@ KINDS = {
     2: "uninitialised",
     3: "async_pending",
     4: "unwritten",
+    5: "unawaited",
     16: "out_of_bounds",
     17: "read_only",
     18: "misaligned",
@@ -33,6 +34,7 @@ KINDS = {
     24: "segmentation",
     25: "exited_block",
     26: "memory",
+    27: "unfenced",
 }
 WAITS = {
     0: "running",

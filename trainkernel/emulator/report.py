@@ -111,6 +111,20 @@ def _unwritten(report: Report, names: Names, _: Sequence[Region]) -> str:
     return f"output {names.place(report)} was never written ({report.count} bytes in all)"
 
 
+def _unawaited(report: Report, names: Names, _: Sequence[Region]) -> str:
+    return (
+        f"bulk copy to {names.place(report)} that nobody waited for: {names.access(report.first)} "
+        f"({report.count} such copies)"
+    )
+
+
+def _unfenced(report: Report, names: Names, _: Sequence[Region]) -> str:
+    return (
+        f"bulk copy without a fence: {names.access(report.first)} starts it at {names.place(report)} and has passed "
+        "no tk_fence_async since its latest block barrier"
+    )
+
+
 def _out_of_bounds(report: Report, names: Names, regions: Sequence[Region]) -> str:
     return (
         f"out of bounds: {report.size_bytes}-byte {names.access(report.first)} at {report.address:#x}: "
@@ -190,6 +204,8 @@ _TEXTS: dict[str, Callable[[Report, Names, Sequence[Region]], str]] = {
     "uninitialised": _uninitialised,
     "async_pending": _async_pending,
     "unwritten": _unwritten,
+    "unawaited": _unawaited,
+    "unfenced": _unfenced,
     "out_of_bounds": _out_of_bounds,
     "read_only": _read_only,
     "misaligned": _misaligned,

@@ -34,14 +34,13 @@ struct TkArrivals {
   unsigned phases;
 };
 
-// COUNT barriers of eight bytes.
+// COUNT barriers of eight bytes, ready after the next block barrier: that of the grid barrier before the first copy.
 template <int COUNT>
 __device__ __forceinline__ TkArrivals tk_arrivals_init(unsigned char* mbarriers) {
   if (threadIdx.x < COUNT) {
     tk_mbarrier_init(mbarriers + 8 * threadIdx.x, 1);
     tk_fence_async();
   }
-  __syncthreads();
   return TkArrivals{mbarriers, 0};
 }
 
@@ -52,23 +51,22 @@ __device__ __forceinline__ void tk_arrivals_wait(TkArrivals& arrivals, int numbe
 }
 
 // ROWS rows of BYTES, a multiple of 16, which are ROW_BYTES apart and SHARED_ROW_BYTES in shared memory, by THREADS of
-// which this is number `thread`. Returns the bytes of all of them, or 0 if the source is not aligned: then the threads
-// copy them. Shared memory is free: a block barrier stands before.
+// which this is number `thread`. Returns the bytes of all of them, or 0 if the source is not aligned: then they come
+// by cp.async, four bytes at a time. Shared memory is free: a block barrier stands before.
 template <int ROWS, int BYTES, long long ROW_BYTES, int SHARED_ROW_BYTES, int THREADS>
 __device__ __forceinline__ unsigned tk_fetch_rows(unsigned char* shared, const unsigned char* source, unsigned char* mbarrier, int thread) {
-  const bool aligned = (unsigned long long)source % 16 == 0;
-  if (thread >= 0) {
+  if ((unsigned long long)source % 16 != 0) {
+    constexpr int COLUMNS = BYTES / 4;
+    const TkSharedAddress to = tk_shared_address(shared);
 #pragma unroll 1
-    for (int row = thread; row < ROWS; row += THREADS) {
-      unsigned char* to = shared + row * SHARED_ROW_BYTES;
-      const unsigned char* from = source + row * ROW_BYTES;
-      if (aligned) {
-        tk_bulk_copy(to, from, BYTES, mbarrier);
-      } else {
-#pragma unroll 1
-        for (int byte = 0; byte < BYTES; byte += 4) *(float*)(to + byte) = *(const float*)(from + byte);
-      }
+    for (int element = thread; thread >= 0 && element < ROWS * COLUMNS; element += THREADS) {
+      const int row = element / COLUMNS, column_bytes = element % COLUMNS * 4;
+      tk_cp_async_4(to + row * SHARED_ROW_BYTES + column_bytes, source + row * ROW_BYTES + column_bytes);
     }
+    return 0;
   }
-  return aligned ? ROWS * BYTES : 0;
+#pragma unroll 1
+  for (int row = thread; thread >= 0 && row < ROWS; row += THREADS)
+    tk_bulk_copy(shared + row * SHARED_ROW_BYTES, source + row * ROW_BYTES, BYTES, mbarrier);
+  return ROWS * BYTES;
 }

@@ -29,6 +29,7 @@ enum Kind : u32 {
     KIND_UNINITIALISED = 2,
     KIND_ASYNC_PENDING = 3,   // cp.async data touched before its wait
     KIND_UNWRITTEN = 4,       // an output byte that nobody wrote
+    KIND_UNAWAITED = 5,       // a bulk copy that may arrive after its block has left
     // The kinds from here on end the launch at once.
     KIND_OUT_OF_BOUNDS = 16,
     KIND_READ_ONLY = 17,
@@ -41,6 +42,7 @@ enum Kind : u32 {
     KIND_SEGMENTATION = 24,
     KIND_EXITED_BLOCK = 25,   // distributed shared memory of a block that has exited
     KIND_MEMORY = 26,         // the host has no memory left for stacks or shadow
+    KIND_UNFENCED = 27,       // a bulk copy that may overtake what its thread has seen happen
 };
 
 enum Wait : u32 {

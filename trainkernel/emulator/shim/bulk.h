@@ -35,6 +35,9 @@ TK_EXPORT void tk_emu_mbarrier_arrive(void* mbarrier, u32 bytes) {
     check_arrival(arrival);
 }
 
+// What the block did before its latest barrier has happened for the copies that this thread starts from now on.
+TK_EXPORT void tk_emu_fence_async() { current->fenced = current->block->generation + 1; }
+
 // As for cp.async, the destination is poison and its shadow "in flight" until somebody waits.
 TK_EXPORT void tk_emu_bulk_copy(void* shared, const void* global, u32 bytes, void* mbarrier) {
     Fiber* fiber = current;
@@ -43,6 +46,8 @@ TK_EXPORT void tk_emu_bulk_copy(void* shared, const void* global, u32 bytes, voi
     if (from % 16) fatal_access(KIND_MISALIGNED, fiber, from, bytes, false, find_region(from));
     if (to - reinterpret_cast<uptr>(fiber->block->shared) + bytes > request->shared_bytes)
         fatal_access(KIND_OUT_OF_BOUNDS, fiber, to, bytes, true, REGION_SHARED);
+    if (fiber->fenced != fiber->block->generation + 1)
+        fatal_access(KIND_UNFENCED, fiber, to, bytes, true, REGION_SHARED);
     access(reinterpret_cast<uptr>(mbarrier), 8, false);
     Arrival* arrival = find_arrival(mbarrier);
     for (u32 i = 0; i < bytes; i += 16) {
@@ -51,7 +56,8 @@ TK_EXPORT void tk_emu_bulk_copy(void* shared, const void* global, u32 bytes, voi
     }
     memset(shared, 0xff, bytes);
     u32 number = u32(arrival - fiber->block->arrivals.data);
-    BulkCopy copy = {static_cast<u8*>(shared), static_cast<const u8*>(global), bytes, number, arrival->phases};
+    Access start = access_of(fiber, true);
+    BulkCopy copy = {static_cast<u8*>(shared), static_cast<const u8*>(global), bytes, number, arrival->phases, start};
     fiber->block->bulk.push(copy);
     arrival->bytes -= bytes;
     check_arrival(arrival);

@@ -54,6 +54,7 @@ void tk_emu_cp_async_wait(unsigned pending_groups);
 void tk_emu_mbarrier_init(void* mbarrier, unsigned count);
 void tk_emu_mbarrier_arrive(void* mbarrier, unsigned bytes);
 void tk_emu_mbarrier_wait(void* mbarrier, unsigned parity);
+void tk_emu_fence_async();
 void tk_emu_bulk_copy(void* shared, const void* global, unsigned bytes, void* mbarrier);
 float expf(float);
 float expm1f(float);
@@ -309,7 +310,7 @@ __forceinline__ void tk_mbarrier_wait(void* mbarrier, unsigned parity) { tk_emu_
 __forceinline__ void tk_bulk_copy(void* shared, const void* global, unsigned bytes, void* mbarrier) {
     tk_emu_bulk_copy(shared, global, bytes, mbarrier);
 }
-__forceinline__ void tk_fence_async() {}
+__forceinline__ void tk_fence_async() { tk_emu_fence_async(); }
 
 typedef tk_emu_matrix TkDescriptor;
 __forceinline__ TkDescriptor tk_descriptor(const void* shared, int part_bytes, int rows_bytes) {

@@ -52,6 +52,7 @@ struct BulkCopy {
     u32 bytes;
     u32 arrival;
     u32 phase;
+    Access start;
 };
 
 // A wgmma's matrix in shared memory, as its descriptor tells.
@@ -114,6 +115,7 @@ struct Fiber {
     u32 lane;
     u32 epoch;         // warp syncs passed
     u32 grid_seen;     // grid barriers passed
+    u32 fenced;        // 1 + the block generation of its latest fence for bulk copies
     u16 task;
     u16 stage;
     u32 wait;
