@@ -57,11 +57,10 @@ template <int ROWS, int BYTES, long long ROW_BYTES, int SHARED_ROW_BYTES, int TH
 __device__ __forceinline__ unsigned tk_fetch_rows(unsigned char* shared, const unsigned char* source, unsigned char* mbarrier, int thread) {
   if ((unsigned long long)source % 16 != 0) {
     constexpr int COLUMNS = BYTES / 4;
-    const TkSharedAddress to = tk_shared_address(shared);
 #pragma unroll 1
     for (int element = thread; thread >= 0 && element < ROWS * COLUMNS; element += THREADS) {
       const int row = element / COLUMNS, column_bytes = element % COLUMNS * 4;
-      tk_cp_async_4(to + row * SHARED_ROW_BYTES + column_bytes, source + row * ROW_BYTES + column_bytes);
+      tk_cp_async_4(shared + row * SHARED_ROW_BYTES + column_bytes, source + row * ROW_BYTES + column_bytes);
     }
     return 0;
   }
