@@ -129,7 +129,7 @@ def section(report: dict[str, Any], lines: list[Line], plot: Path) -> str:
         "run, with equal losses after 20 steps. The best peer is the fastest of those measured: torch eager and in a "
         "CUDA graph (perceptrons), jax.jit, and jax.lax.scan over 100 or 1000 steps; float32 products are float32 in "
         "all. The factor is the best peer's time over trainkernel's best; the floor is a model: barriers, memory "
-        "traffic and products at the peak rate."
+        "traffic and products at the peak rate. A dash stands for what was not measured."
     )
     text = [
         textwrap.fill(introduction, 120),

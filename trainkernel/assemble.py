@@ -492,7 +492,8 @@ class Assembly:
         if not isinstance(spec, TensorSpec) or not self._by_value(spec) or spec.shape or spec.dtype != "int32":
             raise TraceError(
                 "the length of a loop must be a Python int, or an int argument of the jitted function itself "
-                f"(it is passed by value at each launch)\n  at {node.location}"
+                f"(it is passed by value at each launch; a NumPy integer is an array, int(length) is none)\n"
+                f"  at {node.location}"
             )
         return spec.buffer
 

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any
@@ -91,7 +91,7 @@ def compile(
     known = ("inplace_outputs", "target", *(field.name for field in fields(Options)))
     for option in options:
         if option not in known:
-            raise OptionError(f"unknown option {option!r}; known: {', '.join(known)}")
+            raise OptionError(_unknown_option(option, (*known, *(compile.__kwdefaults__ or ()))))
     timeout_ns = _timeout_ns(barrier_timeout_ms)
     if max_launch_ms is not None:
         _check_milliseconds("max_launch_ms", max_launch_ms)
@@ -243,6 +243,14 @@ def _timeout_ns(milliseconds: float | None) -> int:
     return max(1, int(milliseconds * 1e6))
 
 
+def _unknown_option(option: str, known: Sequence[str]) -> str:
+    from difflib import get_close_matches
+
+    meant = [f" (did you mean {name!r}?)" for name in get_close_matches(option, known, 1)]
+    return f"unknown option {option!r}{''.join(meant)}; known: {', '.join(known)}"
+
+
 def _check_milliseconds(option: str, milliseconds: Any) -> None:
     if isinstance(milliseconds, bool) or not isinstance(milliseconds, (int, float)) or not 0 < milliseconds < 1e9:
-        raise OptionError(f"{option} must be None or a positive number of milliseconds, got {milliseconds!r}")
+        limits = "None or a positive number of milliseconds, less than 1e9"
+        raise OptionError(f"{option} must be {limits}, got {milliseconds!r}")

@@ -127,7 +127,7 @@ def check_options(values: Mapping[str, Any]) -> Options:
             raise OptionError(f"option {name} must be one of {describe_choices(name)}, got {value}")
     if values.get("stamps") and values.get("parts"):
         raise OptionError(
-            "options stamps and parts (max_launch_ms) exclude each other: time stamps are those of a whole launch"
+            "stamps and launches in parts (max_launch_ms) exclude each other: time stamps are those of a whole launch"
         )
     return Options(**values)
 

@@ -74,8 +74,9 @@ def _scan(f: Callable[..., Any], init: Any, xs: Any, length: Any, reverse: bool,
         y_leaves, y_def = tree.flatten(y)
         if room is None and y_leaves:
             raise TraceError(
-                "a scan of dynamic length without xs has no room for stacked results: give a static length, or "
-                f"return None as the second result{at_user_line()}"
+                "a scan of dynamic length without xs has no room for stacked results: give xs of as many rows "
+                f"as there may be steps (arange will do), or a static length, or return None as the second "
+                f"result{at_user_line()}"
             )
         return leaves, structure.as_arrays(y_leaves)
 
