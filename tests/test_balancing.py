@@ -12,6 +12,7 @@ import trainkernel as tk
 from trainkernel import balancing
 from trainkernel.builder import ProgramBuilder
 from trainkernel.codegen import generate
+from trainkernel.dtypes import DTYPES
 from trainkernel.ir import Program
 from trainkernel.product_plans import ProductPlan
 from trainkernel.products import larger_tiles
@@ -19,7 +20,12 @@ from trainkernel.schedule import Schedule
 from trainkernel.target import Target
 
 TARGET = replace(Target.preset("sm_90a"), num_sms=12)
-THREADS = 512
+OPTIONS: dict[str, Any] = {
+    "target": TARGET,
+    "threads_per_block": 512,
+    "region_pieces": 0,
+    "inplace_outputs": {0: 4, 1: 5},
+}
 
 
 def updates(dtype: str) -> Program:
@@ -30,7 +36,7 @@ def updates(dtype: str) -> Program:
     w, v = b.input("w", (96, 96)), b.input("v", (64, 32))
     outputs = []
     for weight, left, right in ((w, x, d), (v, h, e)):
-        gradient = b.op("mm", left.T, right, dtype="float32" if dtype == "float32" else dtype)
+        gradient = b.op("mm", left.T, right, dtype=dtype)
         step = b.op("mul", gradient, 0.5, dtype="float32")
         outputs.append(b.op("sub", weight, step))
     return b.build(outputs)
@@ -38,15 +44,11 @@ def updates(dtype: str) -> Program:
 
 def arguments(program: Program) -> list[np.ndarray[Any, Any]]:
     rng = np.random.default_rng(1)
-    from trainkernel.dtypes import DTYPES
-
     return [rng.standard_normal(spec.shape).astype(DTYPES[spec.dtype].numpy) for spec in program.inputs]
 
 
 def schedule_of(program: Program) -> Schedule:
-    return generate(
-        program, target=TARGET, threads_per_block=THREADS, region_pieces=0, inplace_outputs={0: 4, 1: 5}
-    ).schedule
+    return generate(program, **OPTIONS).schedule
 
 
 def pieces(schedule: Schedule) -> int:
@@ -56,13 +58,7 @@ def pieces(schedule: Schedule) -> int:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_fewer_pieces_and_the_same_bits(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program = updates(dtype)
-    options: dict[str, Any] = {
-        "target": TARGET,
-        "threads_per_block": THREADS,
-        "region_pieces": 0,
-        "inplace_outputs": {0: 4, 1: 5},
-        "check_races": True,
-    }
+    options = {**OPTIONS, "check_races": True}
     few = pieces(schedule_of(program))
     balanced = tk.emulator.run(program, arguments(program), **options)
     monkeypatch.setattr(balancing, "_LEAST_GAIN_US", 1e9)

@@ -29,7 +29,7 @@ def balanced(stages: tuple[Stage, ...], target: Target, options: Options) -> tup
 
 def _balanced(stage: Stage, target: Target, options: Options) -> Stage:
     tasks = list(stage.tasks)
-    if len(tasks) < 2 or any(task.loop is not None for task in tasks) or stage.num_pieces <= target.num_sms:
+    if len(tasks) < 2 or stage.num_pieces <= target.num_sms:
         return stage
     shares = [share_of([task], target, options.threads) for task in tasks]
     best_us = stage_us(shares, target.num_sms)

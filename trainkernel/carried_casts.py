@@ -32,15 +32,15 @@ def carry_casts(program: Program) -> Program:
 
 def _casts(loop: Loop) -> Iterator[tuple[int, Operation]]:
     """The casts in a loop's body of whole carries that each step makes anew, with the carry's position."""
-    inputs = loop.body.inputs
-    carries = {inputs[loop.num_constants + position].buffer: position for position in range(loop.num_carry)}
+    inputs, first = loop.body.inputs, loop.num_constants
+    carries = {spec: position for position, spec in enumerate(inputs[first : first + loop.num_carry])}
     given = {spec.buffer for spec in inputs}
     for item in loop.body.operations:
         if not isinstance(item, Operation) or item.op != "cast" or item.outputs[0].dtype not in SIXTEEN_BIT_FORMATS:
             continue
         (source,) = item.tensor_inputs
-        position = carries.get(source.buffer)
-        if position is None or source != inputs[loop.num_constants + position] or not source.is_dense:
+        position = carries.get(source)
+        if position is None or not source.is_dense:
             continue
         is_made = loop.body.outputs[position].buffer not in given
         if source.dtype == "float32" and source.num_elements >= _MIN_ELEMENTS and is_made:

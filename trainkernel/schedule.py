@@ -328,7 +328,11 @@ class BlockRegion:
 
     def is_first(self, block: str) -> str:
         """The C condition under which a piece is the first one of the block with the number ``block``."""
-        return f"piece == (int){block}{f' * {self.split.slices}' if self.split.slices > 1 else ''}"
+        return f"piece == (int){self.first_piece(block)}"
+
+    def first_piece(self, block: str) -> str:
+        """The C expression of the first piece of the block with the number ``block``."""
+        return f"{block} * {self.split.slices}" if self.split.slices > 1 else block
 
 
 def runs_whole(part: Task) -> bool:

@@ -63,9 +63,9 @@ class _Walk:
         assert task.region is not None
         for name in sorted(names & task.region.copied):
             place = byte_range(frame.storage(name))
-            since = self._since["grid"].get(place.space, {}) if place is not None else {}
-            for (other, write), writer in since.items():
-                if place is not None and write and other.overlaps(place):
+            assert place is not None
+            for (other, write), writer in self._since["grid"].get(place.space, {}).items():
+                if write and other.overlaps(place):
                     raise VerificationError(f"task {task.name!r} copies {name!r} before task {writer!r} has written it")
 
     def touch(self, task: Task, frame: Frame) -> None:

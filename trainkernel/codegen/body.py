@@ -151,31 +151,29 @@ class KernelBody:
                 self.stage(stage, fetches, number, frame, indent)
 
     def stage(self, stage: Stage, fetches: Mapping[int, RegionCopies], number: int, frame: Frame, indent: str) -> None:
-        """What the blocks do in a stage: the pieces of regions, then those of other tasks, and loops."""
+        """What the blocks do in a stage: a loop, or the pieces of its region, then those of other tasks.
+
+        The region comes first among the stage's tasks: its early copies lie where the others have their scratch.
+        """
+        loop = loop_of(stage)
+        if loop is not None:
+            self.loop(loop, frame, indent, "0", self.length(loop, frame))
+            return
         alone = [self.emitted[id(task)] for task in stage.tasks if id(task) in self.emitted]
         families = {id(family.functions[0].task): family for family in find_families(self.shared, alone)}
-        # A region first: its early copies lie where other tasks of the stage have their scratch.
-        tasks = sorted(stage.tasks, key=lambda task: task.region is None)
         work: list[Task | Family] = [
-            families.get(id(task), task)
-            for task in tasks
-            if id(task) in families or task.loop is not None or task.region is not None
+            families.get(id(task), task) for task in stage.tasks if id(task) in families or task.region is not None
         ]
         offset = 0
         for one, blocks in zip(work, self.ranges(work, frame), strict=True):
             if isinstance(one, Family):
                 self.family(one, number, offset, blocks, frame, indent)
-            elif one.loop is not None:
-                self.loop(one.loop, frame, indent, "0", self.length(one.loop, frame))
-                continue
             elif one.region is not None:
                 self.region(one.region, fetches[id(one)], number, frame, indent)
             offset += one.num_pieces
 
     def ranges(self, work: Sequence[Task | Family], frame: Frame) -> list[BlockRange | None]:
         """The blocks that have a stage's tasks, where not all have them one after another."""
-        if any(isinstance(one, Task) and one.loop is not None for one in work):
-            return [None] * len(work)
         target, threads = frame.schedule.target, frame.schedule.options.threads
         tasks = [[one] if isinstance(one, Task) else [function.task for function in one.functions] for one in work]
         return block_ranges([share_of(own, target, threads) for own in tasks], self.num_blocks)
@@ -195,8 +193,7 @@ class KernelBody:
             if copies.rounded and copies.rounds_early:
                 starts.append(self.rounding(copies, task.region, self.num_stages - 1, frame))
             if starts:
-                split = task.region.split
-                piece = f"{self.block}{f' * {split.slices}' if split.slices > 1 else ''}"
+                split, piece = task.region.split, task.region.first_piece(self.block)
                 head = [f"TK_TASK({self.num_stages - 1}, {len(self.tasks)});", f"const int piece = {piece};"]
                 lines += block(f"if ({self.block} < {split.partials})", (head if bulk else head[:1]) + starts)
         return lines

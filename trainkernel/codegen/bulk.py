@@ -85,8 +85,9 @@ def plan_bulk(
     groups: Sequence[Sequence[Staged]], region: BlockRegion, frame: Frame, base: PointerText, early: Set[str]
 ) -> BulkPlan:
     """The copies that come in bulk, of the buffers in ``early``."""
+    if not groups or not frame.schedule.target.has_bulk_copies:
+        return BulkPlan(tuple(([], None) for _ in groups), frozenset())
     matrices = [matrix for matrix in region.shared.rounded if matrix.buffer in early and _is_copied(matrix, frame)]
-    matrices = matrices if groups and frame.schedule.target.has_bulk_copies else []
     first_parts = region.copies[: second_wait(region)]
     found: list[tuple[list[Staged], BulkFetch | None]] = []
     for number, copies in enumerate(groups):
@@ -109,8 +110,6 @@ def second_wait(region: BlockRegion) -> int:
 
 def _long_copies(copies: Sequence[Staged], frame: Frame, early: Set[str]) -> list[Staged]:
     """The copies that come in bulk: early ones of long, aligned rows, if they are much."""
-    if not frame.schedule.target.has_bulk_copies:
-        return []
     long = [copy for copy in copies if copy.buffer in early and _is_long(copy) and _is_aligned(copy, frame)]
     return long if sum(copy.size_bytes for copy in long) >= _MIN_BYTES else []
 

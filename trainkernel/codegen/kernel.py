@@ -16,7 +16,7 @@ from trainkernel.codegen.tasks import emit_uniform
 from trainkernel.codegen.text import INDENT, comment
 from trainkernel.ir import Loop, Program, TensorSpec
 from trainkernel.memory import Frame, MemoryPlan
-from trainkernel.product_plans import ProductPlan
+from trainkernel.product_plans import ProductPlan, ceil_div
 from trainkernel.schedule import Schedule, Stage, Task
 from trainkernel.stamps import stamps_bytes
 from trainkernel.target import MAX_SHARING_THREADS, RESERVED_SHARED_BYTES
@@ -87,7 +87,7 @@ def assemble(program: Program, schedule: Schedule, plan: MemoryPlan) -> Generate
     body.clock(2)
     if body.stamps_offset is not None:
         workspace_bytes += stamps_bytes(len(body.stamps))
-    arrivals_at = _aligned(body.shared_bytes, 16)
+    arrivals_at = 16 * ceil_div(body.shared_bytes, 16)
     if body.num_arrivals:
         body.shared_bytes = arrivals_at + 8 * body.num_arrivals
     uniform: list[str] = []
@@ -286,10 +286,6 @@ def _inlining(texts: list[str]) -> list[str]:
 def _template(name: str) -> str:
     path = files("trainkernel.codegen") / "cuda" / f"{name}.cuh"
     return path.read_text(encoding="ascii")
-
-
-def _aligned(size_bytes: int, alignment_bytes: int) -> int:
-    return -(-size_bytes // alignment_bytes) * alignment_bytes
 
 
 def _kernel_text(body: KernelBody, threads: int, blocks_per_sm: int, arrivals_at: int) -> list[str]:

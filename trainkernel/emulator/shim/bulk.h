@@ -73,17 +73,10 @@ TK_EXPORT void tk_emu_mbarrier_wait(void* mbarrier, u32 parity) {
     u64 kept = 0;
     for (u64 i = 0; i < block->bulk.size; i++) {
         BulkCopy copy = block->bulk[i];
-        if (copy.arrival != number || copy.phase >= arrival->phases) {
+        if (copy.arrival == number && copy.phase < arrival->phases)
+            land(fiber, copy.shared, copy.global, copy.bytes);
+        else
             block->bulk[kept++] = copy;
-            continue;
-        }
-        memcpy(copy.shared, copy.global, copy.bytes);
-        if (!race_checks) continue;
-        for (u32 j = 0; j < copy.bytes; j += 16) access(reinterpret_cast<uptr>(copy.global) + j, 16, false);
-        u32 context = context_of(fiber);
-        Cell* cells = block->shared_shadow + (copy.shared - block->shared);
-        for (u32 j = 0; j < copy.bytes; j++)
-            if (cells[j].writer == WRITER_ASYNC) cells[j] = {context, 0};
     }
     block->bulk.size = kept;
 }

@@ -224,6 +224,21 @@ TK_EXPORT void tk_emu_cp_async(void* shared, const void* global, u32 bytes, bool
     fiber->async.push(copy);
 }
 
+// The bytes of a copy that was on its way arrive, for a thread that has waited; zeros without a source.
+static void land(Fiber* fiber, u8* shared, const u8* global, u32 bytes) {
+    if (global)
+        memcpy(shared, global, bytes);
+    else
+        memset(shared, 0, bytes);
+    if (!race_checks) return;
+    for (u32 i = 0; global && i < bytes; i += 16)
+        access(reinterpret_cast<uptr>(global) + i, bytes - i < 16 ? bytes - i : 16, false);
+    u32 context = context_of(fiber);
+    Cell* cells = fiber->block->shared_shadow + (shared - fiber->block->shared);
+    for (u32 i = 0; i < bytes; i++)
+        if (cells[i].writer == WRITER_ASYNC) cells[i] = {context, 0};
+}
+
 TK_EXPORT void tk_emu_cp_async_commit() { current->async_group++; }
 
 TK_EXPORT void tk_emu_cp_async_wait(u32 pending_groups) {
@@ -231,16 +246,7 @@ TK_EXPORT void tk_emu_cp_async_wait(u32 pending_groups) {
     u64 done = 0;
     while (done < fiber->async.size && fiber->async[done].group + pending_groups < fiber->async_group) {
         AsyncCopy copy = fiber->async[done++];
-        if (copy.global)
-            memcpy(copy.shared, copy.global, copy.bytes);
-        else
-            memset(copy.shared, 0, copy.bytes);
-        if (!race_checks) continue;
-        if (copy.global) access(reinterpret_cast<uptr>(copy.global), copy.bytes, false);
-        u32 context = context_of(fiber);
-        Cell* cells = fiber->block->shared_shadow + (copy.shared - fiber->block->shared);
-        for (u32 i = 0; i < copy.bytes; i++)
-            if (cells[i].writer == WRITER_ASYNC) cells[i] = {context, 0};
+        land(fiber, copy.shared, copy.global, copy.bytes);
     }
     fiber->async.size -= done;
     if (done) memmove(fiber->async.data, fiber->async.data + done, fiber->async.size * sizeof(AsyncCopy));
